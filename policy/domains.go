@@ -1,0 +1,4 @@
+package policy
+
+// Domains is a set of names.
+type Domains struct{}

@@ -1,0 +1,174 @@
+// Package policy is the language in which hybridfw is told what to do: it
+// parses and validates policy files and gives their plain meaning (Match).
+package policy
+
+import (
+	"net/netip"
+)
+
+// Pos is a place in a policy file. Line and Column count from 1.
+type Pos struct {
+	Line, Column int
+}
+
+// ZoneID names a zone in packets, rules and kernel tables. Zone i of
+// Policy.Zones has the id i+1.
+type ZoneID uint8
+
+const (
+	ZoneNone ZoneID = 0   // an interface outside every zone
+	ZoneHost ZoneID = 255 // the host itself, "host" in a policy
+	MaxZones        = 254
+)
+
+// Action is what a rule, a step, a default or a failure setting says.
+type Action uint8
+
+const (
+	ActionNone    Action = iota // not set
+	ActionAccept                // "accept"
+	ActionDrop                  // "drop"
+	ActionInspect               // "inspect": user space decides
+	ActionRewrite               // "rewrite": steps only
+)
+
+// Policy is one policy file, parsed and validated.
+type Policy struct {
+	File     string // the file's name as messages show it
+	Zones    []Zone
+	Defaults Defaults
+	Failure  Failure
+	Marks    Marks
+	Lists    []*List
+	Rules    []Rule
+}
+
+// Zone is a named set of interfaces. A member is a name or a glob with * and ?.
+type Zone struct {
+	Name       string
+	Interfaces []string
+	Pos        Pos
+}
+
+// Defaults hold what happens to a packet that no rule matches: ActionAccept or
+// ActionDrop.
+type Defaults struct {
+	Input, Forward, Output Action
+}
+
+// Failure names what happens to a packet that cannot be judged in the ordinary
+// way. Each field is one key of the policy's "failure" mapping.
+type Failure struct {
+	NoListener Mode   // the user-space half is gone
+	Overload   Mode   // queue or socket full
+	Undecided  Action // budget spent without a decision: accept or drop
+	Malformed  Action // could not be parsed: accept or drop
+	Midstream  Action // TCP seen without its start: accept, drop or inspect
+}
+
+// Mode says whether packets pass ("open") or stop ("closed") on a failure.
+type Mode uint8
+
+const (
+	Closed Mode = iota
+	Open
+)
+
+// Marks says which bits of skb->mark belong to hybridfw. The mask is one
+// contiguous run of at least two bits.
+//
+// The field under the mask holds MarkNone for packets that are not ours,
+// MarkAccepted for packets that user space has accepted, and MarkInspect+i for
+// packets that must be judged by inspecting rule i (Rule.Inspect).
+type Marks struct {
+	Mask uint32
+}
+
+const (
+	MarkNone     = 0
+	MarkAccepted = 1
+	MarkInspect  = 2
+)
+
+// ListType is the kind of a list's entries.
+type ListType uint8
+
+const (
+	ListCIDR   ListType = iota + 1 // addresses and prefixes
+	ListDomain                     // names
+)
+
+// List is a named list of prefixes or names.
+type List struct {
+	Name     string
+	Type     ListType
+	File     string // "" where the entries stand in the policy itself
+	Prefixes []netip.Prefix
+	Domains  Domains
+	Pos      Pos
+}
+
+// PortRange is an inclusive range of ports.
+type PortRange struct {
+	First, Last uint16
+}
+
+// AddrMatch matches an address against prefixes and CIDR lists. The zero value
+// matches every address.
+type AddrMatch struct {
+	Prefixes []netip.Prefix
+	Lists    []*List
+}
+
+// FlagsMatch matches TCP flags: flags&Mask == Value. The zero value matches
+// every packet.
+type FlagsMatch struct {
+	Mask, Value uint8
+}
+
+// Rule is one rule of the policy. A zero field matches everything; the first
+// rule that matches wins.
+type Rule struct {
+	Name   string
+	Pos    Pos
+	From   ZoneID // ZoneNone matches every packet, the host's own included
+	To     ZoneID
+	Src    AddrMatch
+	Dst    AddrMatch
+	Proto  []uint8 // IP protocol numbers
+	Sport  []PortRange
+	Dport  []PortRange
+	Flags  FlagsMatch
+	Action Action
+
+	// For ActionInspect only.
+	Inspect int // index among the policy's inspecting rules, see Marks
+	Until   Until
+	Steps   []Step
+}
+
+// Until is an inspecting rule's budget for one flow; when it is spent
+// Failure.Undecided applies. Zero fields never occur after Parse.
+type Until struct {
+	Packets int
+	Bytes   int
+}
+
+// Step is one line of an inspecting rule's steps, matched on what was seen. A
+// step without a name condition matches as soon as a flow's name, or that it
+// has none, is known. The first step that matches wins.
+type Step struct {
+	Pos    Pos
+	SNI    NameMatch
+	QName  NameMatch
+	Action Action // accept, drop or rewrite; ActionNone logs and goes on
+	Answer netip.Addr
+	Log    bool
+}
+
+// NameMatch matches a name against one pattern or one list. The zero value
+// matches every name and the absence of one.
+type NameMatch struct {
+	Pattern string // as written: exact, "*.x" or ".x"
+	Domains *Domains
+}
