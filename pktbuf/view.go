@@ -1,0 +1,196 @@
+package pktbuf
+
+// Family says what a packet's memory starts with.
+type Family uint8
+
+const (
+	IPv4   Family = iota + 1 // an IPv4 header
+	IPv6                     // an IPv6 header
+	Bridge                   // an Ethernet header with up to two VLAN tags
+)
+
+// Protocol numbers that the package looks into.
+const (
+	ProtoICMP   = 1
+	ProtoTCP    = 6
+	ProtoUDP    = 17
+	ProtoICMPv6 = 58
+	ProtoSCTP   = 132
+)
+
+// kind says which transport header Parse has found whole.
+type kind uint8
+
+const (
+	kindNone kind = iota
+	kindTCP
+	kindUDP
+	kindICMP
+	kindICMPv6
+)
+
+const (
+	flagParsed     = 1 << iota // Parse has succeeded
+	flagChanged                // bytes differ from what was received
+	flagUnfinished             // the transport checksum holds the pseudo-header sum only
+	flagCut                    // memory ends before the packet does, and that is known
+	flagShared                 // only wlen bytes may be written
+	flagMore                   // a fragment, and more follow
+	flagLater                  // a fragment without the transport header
+	flagPorts                  // ports stand at l4
+)
+
+// View is a packet in memory that the caller owns. The value too is the
+// caller's: it has no pointers to itself and may be copied, but only one copy
+// may go on to be changed (Clone makes independent ones). The zero View is
+// empty; Init fills it, Parse looks into it.
+//
+// A view never allocates and never keeps anything but the slices it was given.
+// It is for one goroutine at a time.
+type View struct {
+	pkt   []byte // the packet, or its front where tail is not empty
+	room  []byte // where the packet moves when pkt has no capacity left
+	tail  []byte // the rest of the packet, shared and never written
+	front []byte // headroom: ends where pkt starts
+
+	// Offsets from the packet's start, 0 where Parse found no such thing.
+	l3, l4, pay, payEnd, end int32
+
+	wlen   int32 // writable bytes, where flagShared is set
+	frag   int32 // IPv6 fragment header
+	dst    int32 // address that the pseudo-header takes instead of the destination
+	src    int32 // the same for the source
+	family Family
+	ver    uint8
+	proto  uint8
+	kind   kind
+	flags  uint8
+}
+
+// Init makes v a view over data, which holds one packet of the family from its
+// first byte. Nothing is copied or looked at.
+//
+// The spare capacity of data is room for the packet to grow into; limit it with
+// data[:n:n] where the bytes behind the packet are in use. When that is not
+// enough, a growing packet moves to room, if it fits there; nil is no room. All
+// three belong to the view until the caller is done with it.
+func (v *View) Init(family Family, data, room []byte) error {
+	if family-1 > Bridge-1 {
+		return ErrProto
+	}
+	*v = View{pkt: data, room: room, family: family}
+	return nil
+}
+
+// SetUnfinished says that the transport checksum holds the sum of the
+// pseudo-header only, as in packets made on this host and in super-packets
+// (NFQA_SKB_INFO with CSUMNOTREADY). The first change completes it.
+func (v *View) SetUnfinished() { v.flags |= flagUnfinished }
+
+// SetCut says that the memory holds only the packet's start, as with a copy
+// range or a capture length. Parse then accepts a length beyond the memory;
+// what needs the missing bytes returns ErrShort.
+func (v *View) SetCut() { v.flags |= flagCut }
+
+// Family returns the family given to Init.
+func (v *View) Family() Family { return v.family }
+
+// Len returns the packet's length in bytes, with link header and padding.
+func (v *View) Len() int { return len(v.pkt) + len(v.tail) }
+
+// Bytes returns the packet. Of a view whose rest is shared it is the front
+// only, see Pieces.
+func (v *View) Bytes() []byte { return v.pkt }
+
+// Changed reports whether the packet differs from what Init was given, so that
+// its bytes have to go back with the verdict.
+func (v *View) Changed() bool { return v.flags&flagChanged != 0 }
+
+// Unfinished reports whether the transport checksum still has to be completed.
+func (v *View) Unfinished() bool { return v.flags&flagUnfinished != 0 }
+
+// Cut reports whether SetCut was called.
+func (v *View) Cut() bool { return v.flags&flagCut != 0 }
+
+// Version returns 4 or 6, and 0 before Parse.
+func (v *View) Version() int { return int(v.ver) }
+
+// Proto returns the protocol behind the IP header and, in IPv6, behind the
+// extension headers.
+func (v *View) Proto() uint8 { return v.proto }
+
+// HeaderLen returns the length of all headers in front of the payload.
+func (v *View) HeaderLen() int { return int(v.pay) }
+
+// Payload returns what follows the transport header, without padding; for
+// protocols without a transport header known here, what follows the IP headers.
+// Of a view whose rest is shared it may be the front only, see PayloadRest.
+func (v *View) Payload() []byte {
+	return v.pkt[v.pay:min(int(v.payEnd), len(v.pkt))]
+}
+
+// PayloadLen returns the payload's length in bytes.
+func (v *View) PayloadLen() int { return int(v.payEnd - v.pay) }
+
+// Ethernet returns the link header of a Bridge view, nil in others.
+func (v *View) Ethernet() Ethernet {
+	if v.family != Bridge || v.l3 == 0 {
+		return nil
+	}
+	return Ethernet(v.pkt[:v.l3])
+}
+
+// IPv4 returns the IPv4 header with its options, nil if there is none.
+func (v *View) IPv4() IPv4Header {
+	if v.ver != 4 {
+		return nil
+	}
+	return IPv4Header(v.pkt[v.l3:v.l4])
+}
+
+// IPv6 returns the IPv6 header without extension headers, nil if there is none.
+func (v *View) IPv6() IPv6Header {
+	if v.ver != 6 {
+		return nil
+	}
+	return IPv6Header(v.pkt[v.l3 : v.l3+ipv6Len])
+}
+
+// TCP returns the TCP header with its options, nil if there is none.
+func (v *View) TCP() TCP {
+	if v.kind != kindTCP {
+		return nil
+	}
+	return TCP(v.pkt[v.l4:v.pay])
+}
+
+// UDP returns the UDP header, nil if there is none.
+func (v *View) UDP() UDP {
+	if v.kind != kindUDP {
+		return nil
+	}
+	return UDP(v.pkt[v.l4:v.pay])
+}
+
+// Fragment returns the place of this packet in a fragmented datagram: the
+// offset in bytes and whether more follow. A whole packet has 0 and false.
+func (v *View) Fragment() (offset int, more bool) {
+	switch {
+	case v.ver == 4:
+		offset = v.IPv4().FragmentOffset()
+	case v.frag != 0:
+		offset = v.IPv6Fragment().Offset()
+	}
+	return offset, v.flags&flagMore != 0
+}
+
+// IsFragment reports whether the packet is a fragment of a datagram.
+func (v *View) IsFragment() bool { return v.flags&(flagMore|flagLater) != 0 }
+
+// IPv6Fragment returns the IPv6 fragment header, nil if there is none.
+func (v *View) IPv6Fragment() IPv6Fragment {
+	if v.frag == 0 {
+		return nil
+	}
+	return IPv6Fragment(v.pkt[v.frag : v.frag+ipv6FragmentLen])
+}
