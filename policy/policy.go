@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"math/bits"
 	"net/netip"
 )
 
@@ -32,9 +33,21 @@ const (
 	ActionRewrite               // "rewrite": steps only
 )
 
-// Policy is one policy file, parsed and validated.
+var actionNames = [...]string{"none", "accept", "drop", "inspect", "rewrite"}
+
+// String returns the action as policies write it.
+func (a Action) String() string {
+	if int(a) < len(actionNames) {
+		return actionNames[a]
+	}
+	return "unknown"
+}
+
+// Policy is one policy file, parsed and validated. It is never changed after
+// Parse has returned it.
 type Policy struct {
-	File     string // the file's name as messages show it
+	File     string    // the file's name as messages show it
+	Warnings []Warning // what has no effect or is unlikely to be meant
 	Zones    []Zone
 	Defaults Defaults
 	Failure  Failure
@@ -74,6 +87,14 @@ const (
 	Open
 )
 
+// String returns "open" or "closed".
+func (m Mode) String() string {
+	if m == Open {
+		return "open"
+	}
+	return "closed"
+}
+
 // Marks says which bits of skb->mark belong to hybridfw. The mask is one
 // contiguous run of at least two bits.
 //
@@ -89,6 +110,15 @@ const (
 	MarkAccepted = 1
 	MarkInspect  = 2
 )
+
+// Shift returns the place of the mask's lowest bit.
+func (m Marks) Shift() int { return bits.TrailingZeros32(m.Mask) }
+
+// Bits returns how many bits the mask has.
+func (m Marks) Bits() int { return bits.OnesCount32(m.Mask) }
+
+// Room returns for how many inspecting rules the mask has values.
+func (m Marks) Room() int { return 1<<m.Bits() - MarkInspect }
 
 // ListType is the kind of a list's entries.
 type ListType uint8
@@ -169,6 +199,6 @@ type Step struct {
 // NameMatch matches a name against one pattern or one list. The zero value
 // matches every name and the absence of one.
 type NameMatch struct {
-	Pattern string // as written: exact, "*.x" or ".x"
-	Domains *Domains
+	Pattern string   // as written: exact, "*.x", ".x" or "@list"
+	Domains *Domains // what it stands for; set by Parse in all forms
 }

@@ -1,0 +1,147 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// maxErrors is how many errors of one policy are shown. Whoever mends twenty
+// runs the check again anyway.
+const maxErrors = 20
+
+// Error is one thing that is wrong with a policy or one of its list files. It
+// is one line: file:line:column, what is wrong, what was expected.
+type Error struct {
+	File string
+	Pos  Pos // zero where the whole file is meant; Column is 0 in list files
+	Msg  string
+	Err  error // the cause where the operating system gave one, else nil
+}
+
+// Error returns the error as one line.
+func (e *Error) Error() string { return line(e.File, e.Pos, e.Msg) }
+
+// Unwrap returns the cause, so that errors.Is finds fs.ErrNotExist and the like.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errors is all that is wrong with a policy, in order of position. Parse
+// returns no other type of error.
+type Errors struct {
+	List []*Error
+	More int // errors found beyond those in List
+}
+
+// Error returns one line per error.
+func (e *Errors) Error() string {
+	lines := make([]string, 0, len(e.List)+1)
+	for _, one := range e.List {
+		lines = append(lines, one.Error())
+	}
+	if e.More > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", e.More))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap returns the single errors.
+func (e *Errors) Unwrap() []error {
+	errs := make([]error, len(e.List))
+	for i, one := range e.List {
+		errs[i] = one
+	}
+	return errs
+}
+
+// Warning is something in a valid policy that has no effect or is unlikely to
+// be meant.
+type Warning struct {
+	File string
+	Pos  Pos
+	Msg  string
+}
+
+// String returns the warning as one line, in the form of an Error.
+func (w Warning) String() string { return line(w.File, w.Pos, w.Msg) }
+
+// String returns "line:column", or "line" alone where there is no column.
+func (p Pos) String() string {
+	if p.Column == 0 {
+		return fmt.Sprint(p.Line)
+	}
+	return fmt.Sprintf("%d:%d", p.Line, p.Column)
+}
+
+func (p Pos) compare(q Pos) int {
+	return cmp.Or(cmp.Compare(p.Line, q.Line), cmp.Compare(p.Column, q.Column))
+}
+
+func line(file string, pos Pos, msg string) string {
+	if pos.Line == 0 {
+		return file + ": " + msg
+	}
+	return fmt.Sprintf("%s:%v: %s", file, pos, msg)
+}
+
+// report collects what Parse finds.
+type report struct {
+	file     string
+	errs     []*Error
+	more     int
+	warnings []Warning
+}
+
+// kept bounds what is held in memory before the first maxErrors are chosen.
+const kept = 10_000
+
+func (r *report) add(e *Error) {
+	if len(r.errs) >= kept {
+		r.more++
+		return
+	}
+	r.errs = append(r.errs, e)
+}
+
+func (r *report) errorf(pos Pos, format string, args ...any) {
+	r.add(&Error{File: r.file, Pos: pos, Msg: fmt.Sprintf(format, args...)})
+}
+
+func (r *report) warnf(pos Pos, format string, args ...any) {
+	r.warnings = append(r.warnings, Warning{File: r.file, Pos: pos, Msg: fmt.Sprintf(format, args...)})
+}
+
+// err returns all errors as an *Errors, or nil. Those of the policy itself
+// come first, then those of its list files.
+func (r *report) err() error {
+	if len(r.errs) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(r.errs, func(a, b *Error) int {
+		switch {
+		case a.File == b.File:
+			return a.Pos.compare(b.Pos)
+		case a.File == r.file:
+			return -1
+		case b.File == r.file:
+			return 1
+		}
+		return cmp.Compare(a.File, b.File)
+	})
+	shown := min(len(r.errs), maxErrors)
+	return &Errors{List: r.errs[:shown:shown], More: len(r.errs) - shown + r.more}
+}
+
+func (r *report) sortWarnings() []Warning {
+	slices.SortStableFunc(r.warnings, func(a, b Warning) int { return a.Pos.compare(b.Pos) })
+	return r.warnings
+}
+
+// quote shows a value in a message: on one line, and not longer than a line.
+func quote(s string) string {
+	const most = 60
+	if len(s) > most {
+		return fmt.Sprintf("%.*q...", most, s)
+	}
+	return fmt.Sprintf("%q", s)
+}

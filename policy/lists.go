@@ -1,0 +1,176 @@
+package policy
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+)
+
+// maxListErrors is how many errors of one list file are kept. A file of the
+// wrong kind has one on each of its million lines.
+const maxListErrors = maxErrors + 1
+
+var listTypes = []string{"cidr", "domain"}
+
+// String returns the type as policies write it.
+func (t ListType) String() string {
+	if t == ListCIDR || t == ListDomain {
+		return listTypes[t-ListCIDR]
+	}
+	return "unknown"
+}
+
+func (p *reader) readLists(n *node) {
+	if n.kind != kindMapping {
+		p.want(n, "a mapping of list names to lists, such as {admins: {type: cidr, entries: [192.0.2.0/24]}}")
+		return
+	}
+	for _, f := range n.fields {
+		// A rule that names a list with an error must not be told that there
+		// is no such list.
+		p.bad[f.key] = true
+		if !p.nameOf(f.pos, "list", f.key) {
+			continue
+		}
+		if l := p.readList(f); l != nil {
+			delete(p.bad, f.key)
+			p.lists[f.key] = l
+			p.policy.Lists = append(p.policy.Lists, l)
+		}
+	}
+}
+
+// readList returns nil where it has reported an error.
+func (p *reader) readList(f field) *List {
+	before := len(p.errs) + p.more
+	values := p.keys(f.value, listKeys)
+	if values == nil {
+		return nil
+	}
+	l := &List{Name: f.key, Pos: f.pos}
+	if v := values["type"]; v == nil {
+		p.errorf(f.pos, "%s.type is missing; expected cidr or domain", f.value.path())
+		return nil
+	} else if i := p.word(v, listTypes, []string{"dynamic"}); i < 0 {
+		return nil
+	} else {
+		l.Type = ListCIDR + ListType(i)
+	}
+	entries, file := values["entries"], values["file"]
+	switch {
+	case entries == nil && file == nil:
+		p.errorf(f.pos, "%s has no entries; expected entries or file", f.value.path())
+	case entries != nil && file != nil:
+		p.errorf(file.pos, "%s has entries too; expected entries or file, not both", file.path())
+	case entries != nil:
+		p.readEntries(l, entries)
+	default:
+		p.readListFile(l, file)
+	}
+	if len(p.errs)+p.more > before {
+		return nil
+	}
+	return l
+}
+
+func (p *reader) readEntries(l *List, n *node) {
+	if n.kind != kindSequence {
+		p.want(n, "a sequence")
+		return
+	}
+	for _, item := range n.items {
+		if !item.scalar() {
+			p.want(item, "an entry of a list of type "+l.Type.String())
+		} else if err := l.add(item.text); err != nil {
+			p.errorf(item.pos, "%s: %s %v", item.path(), quote(item.text), err)
+		}
+	}
+}
+
+// add puts an entry into the list. Its error goes on after the entry: what is
+// wrong with it, what was expected.
+func (l *List) add(entry string) error {
+	if l.Type == ListDomain {
+		return l.Domains.Add(entry)
+	}
+	prefix, err := parsePrefix(entry)
+	if err == nil {
+		l.Prefixes = append(l.Prefixes, prefix)
+	}
+	return err
+}
+
+// readListFile reads a file with one entry a line. A # begins a comment.
+func (p *reader) readListFile(l *List, n *node) {
+	if n.kind != kindString || n.text == "" {
+		p.want(n, "the name of a file")
+		return
+	}
+	l.File = n.text
+	if !filepath.IsAbs(l.File) {
+		l.File = filepath.Join(p.dir, l.File)
+	}
+	f, bad := openFile(l.File, maxListFile)
+	if bad != nil {
+		p.add(&Error{File: p.file, Pos: n.pos, Msg: fmt.Sprintf("%s: %v", n.path(), bad), Err: bad.Err})
+		return
+	}
+	defer f.Close()
+	found := 0
+	wrong := func(line int, msg string) {
+		if found++; found > maxListErrors {
+			p.more++
+			return
+		}
+		p.add(&Error{File: l.File, Pos: Pos{Line: line}, Msg: msg})
+	}
+	number := 0
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		number++
+		text, _, _ := strings.Cut(lines.Text(), "#")
+		if number == 1 {
+			text = strings.TrimPrefix(text, "\ufeff")
+		}
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		if err := l.add(text); err != nil {
+			wrong(number, quote(text)+" "+err.Error())
+		}
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		wrong(number+1, "the line is too long; expected one entry a line")
+	} else if err != nil {
+		p.add(fileError(l.File, err))
+	}
+}
+
+// parsePrefix reads an address or a prefix. Its error goes on after the text.
+func parsePrefix(s string) (netip.Prefix, error) {
+	const forms = "expected an address or a prefix, such as 192.0.2.1, 192.0.2.0/24 or 2001:db8::/48"
+	if strings.HasPrefix(s, "!") {
+		return netip.Prefix{}, errors.New("is negated, which is not built yet; " + forms)
+	}
+	var prefix netip.Prefix
+	if addr, err := netip.ParseAddr(s); err == nil {
+		if addr.Zone() != "" {
+			return netip.Prefix{}, errors.New("names an interface; " + forms)
+		}
+		prefix = netip.PrefixFrom(addr, addr.BitLen())
+	} else if prefix, err = netip.ParsePrefix(s); err != nil {
+		return netip.Prefix{}, errors.New("is no address; " + forms)
+	}
+	// On the wire such an address is one of IPv4, where an IPv6 prefix would
+	// never match it.
+	if prefix.Addr().Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("is IPv4 in an IPv6 address; expected the IPv4 address, %v", prefix.Addr().Unmap())
+	}
+	if masked := prefix.Masked(); masked != prefix {
+		return netip.Prefix{}, fmt.Errorf("has bits set behind its length; expected %v, or %v", masked, prefix.Addr())
+	}
+	return prefix, nil
+}

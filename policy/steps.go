@@ -1,0 +1,175 @@
+package policy
+
+import (
+	"net/netip"
+	"strings"
+)
+
+// NameKind says what an inspector has seen.
+type NameKind uint8
+
+const (
+	NameNone  NameKind = iota // nothing that has a name: neither a TLS hello nor a DNS question
+	NameSNI                   // a TLS ClientHello, its server name or, empty, that it has none
+	NameQName                 // a DNS question; the root has the empty name
+)
+
+// MatchStep returns the first step that decides about what was seen, or -1, and
+// whether a step up to it says log. The name is as on the wire or decoded, in
+// any case, with or without a final dot; it is empty where there is none. Where
+// no step decides, the flow stays undecided.
+//
+// A step on sni matches nothing but a TLS hello with a name in its pattern or
+// list, one on qname nothing but such a DNS question; a step without a
+// condition matches everything. MatchStep does not allocate.
+func (r *Rule) MatchStep(kind NameKind, name []byte) (step int, log bool) {
+	for i := range r.Steps {
+		s := &r.Steps[i]
+		if !s.match(kind, name) {
+			continue
+		}
+		log = log || s.Log
+		if s.Action != ActionNone {
+			return i, log
+		}
+	}
+	return -1, log
+}
+
+func (s *Step) match(kind NameKind, name []byte) bool {
+	return (s.SNI.Any() || kind == NameSNI && s.SNI.Match(name)) &&
+		(s.QName.Any() || kind == NameQName && s.QName.Match(name))
+}
+
+// Any tells whether there is no condition on the name.
+func (m *NameMatch) Any() bool { return m.Domains == nil && m.Pattern == "" }
+
+// Match tells whether the name matches the pattern or is in the list. The
+// empty name does so only where there is no condition.
+func (m *NameMatch) Match(name []byte) bool {
+	return m.Any() || m.Domains != nil && m.Domains.Match(name)
+}
+
+// Rewrites tells whether a step of the rule changes packets.
+func (r *Rule) Rewrites() bool {
+	for i := range r.Steps {
+		if r.Steps[i].Action == ActionRewrite {
+			return true
+		}
+	}
+	return false
+}
+
+var stepActions = []Action{ActionAccept, ActionDrop, ActionRewrite}
+
+func (p *reader) readSteps(r *Rule, n *node) {
+	decided := ""
+	for _, item := range n.items {
+		values := p.keys(item, stepKeys)
+		if values == nil {
+			continue
+		}
+		s := Step{Pos: item.pos}
+		p.readStep(&s, item, values)
+		p.checkStep(r, values)
+		if decided != "" {
+			p.warnf(item.pos, "%s can never match: %s before it decides everything", item.path(), decided)
+		}
+		if values["sni"] == nil && values["qname"] == nil && values["action"] != nil && decided == "" {
+			decided = item.path()
+		}
+		r.Steps = append(r.Steps, s)
+	}
+}
+
+func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
+	p.nameMatch(values["sni"], &s.SNI)
+	p.nameMatch(values["qname"], &s.QName)
+	sound := p.action(values["action"], &s.Action, stepActions...)
+	if v := values["log"]; v != nil {
+		if v.kind != kindBool {
+			p.want(v, "true or false")
+			sound = false
+		} else {
+			s.Log = strings.EqualFold(v.text, "true")
+		}
+	}
+	if values["sni"] != nil && values["qname"] != nil {
+		p.errorf(n.pos, "%s can never match: no packet has both sni and qname; expected one of them", n.path())
+	}
+	if sound && s.Action == ActionNone && !s.Log {
+		p.errorf(n.pos, "%s has no effect; expected an action, log: true or both", n.path())
+	}
+	answer := values["answer"]
+	if answer != nil {
+		p.answer(answer, s)
+	}
+	switch {
+	case !sound:
+	case s.Action == ActionRewrite && answer == nil:
+		p.errorf(n.pos, "%s.answer is missing; expected an address, which action: rewrite needs", n.path())
+	case s.Action == ActionRewrite && values["qname"] == nil:
+		p.errorf(n.pos, "%s.qname is missing; expected a name or a list, which action: rewrite needs", n.path())
+	case s.Action != ActionRewrite && answer != nil:
+		p.errorf(answer.pos, "%s has no effect without action: rewrite; expected that", answer.path())
+	}
+}
+
+// nameMatch reads a pattern or the name of a list.
+func (p *reader) nameMatch(n *node, to *NameMatch) {
+	if n == nil {
+		return
+	}
+	if !n.scalar() {
+		p.want(n, `a name, "*.name", ".name" or a list such as "@ads"`)
+		return
+	}
+	to.Pattern = n.text
+	if name, ok := strings.CutPrefix(n.text, "@"); ok {
+		if l := p.list(n, name, ListDomain); l != nil {
+			to.Domains = &l.Domains
+		}
+		return
+	}
+	to.Domains = new(Domains)
+	if err := to.Domains.Add(n.text); err != nil {
+		p.errorf(n.pos, "%s: %s %v", n.path(), quote(n.text), err)
+	}
+}
+
+var answerLater = []string{"nxdomain", "refused", "nodata"}
+
+func (p *reader) answer(n *node, s *Step) {
+	const want = "an IPv4 or IPv6 address, such as 0.0.0.0"
+	if n.kind == kindSequence || n.kind == kindMapping {
+		p.errorf(n.pos, "%s: %v is not built yet; expected %s", n.path(), n.kind, want)
+		return
+	}
+	for _, later := range answerLater {
+		if n.text == later {
+			p.errorf(n.pos, "%s: %s is not built yet; expected %s", n.path(), later, want)
+			return
+		}
+	}
+	addr, err := netip.ParseAddr(n.text)
+	switch {
+	case err != nil || addr.Zone() != "":
+		p.invalid(n, want)
+	case addr.Is4In6():
+		p.invalid(n, "the IPv4 address, "+addr.Unmap().String())
+	}
+	s.Answer = addr
+}
+
+// checkStep refuses conditions that the rule's protocols never have.
+func (p *reader) checkStep(r *Rule, values map[string]*node) {
+	if len(r.Proto) != 1 {
+		return
+	}
+	if v := values["sni"]; v != nil && r.Proto[0] == protoUDP {
+		p.errorf(v.pos, "%s over UDP (QUIC, DTLS) is not built yet; expected proto: tcp in this rule", v.path())
+	}
+	if v := values["qname"]; v != nil && r.Proto[0] == protoTCP {
+		p.errorf(v.pos, "%s over TCP is not built yet; expected proto: udp in this rule", v.path())
+	}
+}
