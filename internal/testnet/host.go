@@ -25,6 +25,7 @@ type Net struct {
 
 	mu     sync.Mutex
 	hosts  []*Host
+	links  int
 	closes []func() error
 }
 

@@ -22,7 +22,11 @@ type End struct {
 // their addresses work.
 func (n *Net) Link(a, b End) error {
 	veth := &netlink.Veth{
-		LinkAttrs:     netlink.LinkAttrs{Name: a.Name, Namespace: netlink.NsFd(a.Host.ns)},
+		LinkAttrs: netlink.LinkAttrs{
+			Name:      a.Name,
+			Index:     n.nextIndex(),
+			Namespace: netlink.NsFd(a.Host.ns),
+		},
 		PeerName:      b.Name,
 		PeerNamespace: netlink.NsFd(b.Host.ns),
 	}
@@ -45,6 +49,16 @@ func (n *Net) Link(a, b End) error {
 		}
 	}
 	return nil
+}
+
+// nextIndex is an interface index far from those that the kernel gives out. With
+// equal indexes at both ends, as two new namespaces would have, the kernel takes
+// a second to report a link as up (net/core/link_watch.c).
+func (n *Net) nextIndex() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.links++
+	return 1000 + n.links
 }
 
 // Bridge makes a bridge on the host, puts the named interfaces into it and
