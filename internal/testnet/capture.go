@@ -49,6 +49,9 @@ func (h *Host) Capture(ifname string) (*Capture, error) {
 		return nil, fmt.Errorf("capturing on %s of host %s: %w", ifname, h.Name, err)
 	}
 	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = conn.SetReadDeadline(time.Time{})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("capturing on %s of host %s: %w", ifname, h.Name, errors.Join(err, conn.Close()))
 	}
@@ -105,9 +108,9 @@ func (c *Capture) Count(match func(Frame) bool) int {
 // Stop ends the capture and returns all its frames, those included that were
 // waiting to be read. It is an error if the kernel had no room for some.
 func (c *Capture) Stop() ([]Frame, error) {
-	if err := c.conn.SetReadDeadline(time.Unix(1, 0)); err != nil && !errors.Is(err, os.ErrClosed) {
-		return nil, fmt.Errorf("stopping a capture: %w", err)
-	}
+	// Capture has made sure that deadlines work, so an error says that run has
+	// closed the socket already.
+	_ = c.conn.SetReadDeadline(time.Unix(1, 0))
 	<-c.ended
 	return c.Frames(), c.err
 }
