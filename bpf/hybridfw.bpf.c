@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Programs: fw_xdp and fw_tc (incoming), fw_tc_out (leaving), and fw_decide,
+// by which the user-space half writes a decision into a flow's entry.
+#include "maps.h"
+#include "parse.h"
+#include "classify.h"
+#include "flow.h"
+#include <linux/pkt_cls.h>
+
+enum {
+	PULL = 2048, // bytes made readable where the headers are not
+};
+
+// A verdict on one packet, before it is counted.
+struct judgement {
+	__u8 verdict; // enum verdict
+	__u8 reason;  // enum reason
+	__u8 mark;    // VERDICT_QUEUE: the mark field
+};
+
+// Where a packet comes from and goes to, as rules see it.
+struct way {
+	__u8 from;
+	__u8 to;
+};
+
+static __always_inline struct judgement judged(__u8 verdict, __u8 reason)
+{
+	return (struct judgement){.verdict = verdict, .reason = reason};
+}
+
+static __always_inline struct judgement by_action(__u8 action, __u8 reason)
+{
+	return judged(action == ACTION_ACCEPT ? VERDICT_PASS : VERDICT_DROP, reason);
+}
+
+static __noinline int count(enum hook hook, enum verdict verdict, enum reason reason,
+			    __u32 segments, __u32 bytes)
+{
+	__u32 i = (hook * VERDICT_COUNT + verdict) * REASON_COUNT + reason;
+	struct counter *c = bpf_map_lookup_elem(&counters, &i);
+
+	if (!c)
+		return -1; // cannot be: the index is inside the array
+	c->packets += segments;
+	c->bytes += bytes;
+	return 0;
+}
+
+// uncertain says what a packet of an inspected flow needs: only what carries
+// payload can decide it, and replies only where the rule changes them.
+static __always_inline struct judgement uncertain(const struct packet *p, const struct flow *f,
+						  __u8 sender, __u8 reason)
+{
+	if (p->payload_len == 0 || (sender != f->origin && !f->replies))
+		return judged(VERDICT_PASS, REASON_UNDECIDED);
+	return (struct judgement){VERDICT_QUEUE, reason, f->mark};
+}
+
+static __always_inline struct judgement judge_flow(const struct packet *p, const struct flow *f,
+						   __u8 sender)
+{
+	if (f->action == ACTION_INSPECT)
+		return uncertain(p, f, sender, REASON_FLOW);
+	return by_action(f->action, REASON_FLOW);
+}
+
+static __always_inline __u8 default_action(struct way way)
+{
+	if (way.from == ZONE_HOST)
+		return default_output;
+	return way.to == ZONE_HOST ? default_input : default_forward;
+}
+
+// judge_new judges a packet of a flow that has no entry, and makes the entry
+// where the flow may go on.
+static __always_inline struct judgement judge_new(const struct packet *p, const struct flow_id *id,
+						  struct way way, __u64 now)
+{
+	__u16 n = first_rule(matching_rules(p, way.from, ~0ULL) & rules_to[way.to]);
+	struct flow f = {.rule = n, .origin = id->sender, .last_seen = now};
+	__u8 reason = REASON_RULE;
+
+	if (n == RULE_NONE) {
+		f.action = default_action(way);
+		reason = REASON_DEFAULT;
+	} else {
+		f.action = rules[n & (MAX_RULES - 1)].action;
+		f.mark = rules[n & (MAX_RULES - 1)].mark;
+		f.replies = rules[n & (MAX_RULES - 1)].replies;
+	}
+	if (f.action == ACTION_INSPECT && p->proto == IPPROTO_TCP && !starts_flow(p) &&
+	    on_midstream != ACTION_INSPECT) {
+		f.action = on_midstream;
+		reason = REASON_MIDSTREAM;
+	}
+	// A dropped flow needs no entry: its next packet meets the same rule, and
+	// a flood of them must not push others out.
+	if (f.action == ACTION_DROP)
+		return judged(VERDICT_DROP, reason);
+	if (is_icmp_error(p)) // has no replies
+		return judged(VERDICT_PASS, reason);
+
+	account(&f, id->sender, p);
+	// Without an entry the replies would be dropped: better not begun.
+	if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
+		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
+	if (f.action == ACTION_INSPECT)
+		return uncertain(p, &f, id->sender, reason);
+	return judged(VERDICT_PASS, reason);
+}
+
+static __always_inline struct judgement judge_later_fragment(const struct packet *p)
+{
+	struct fragment_key key;
+
+	fragment_of(p, &key);
+	__u8 *action = bpf_map_lookup_elem(&fragments, &key);
+	// Without its first fragment nobody knows what it belongs to.
+	return by_action(action ? *action : ACTION_DROP, REASON_FRAGMENT);
+}
+
+static __always_inline struct judgement remember_fragment(const struct packet *p,
+							  struct judgement j)
+{
+	struct fragment_key key;
+	// The rest of a queued datagram is harmless without its first fragment.
+	__u8 action = j.verdict == VERDICT_DROP ? ACTION_DROP : ACTION_ACCEPT;
+
+	fragment_of(p, &key);
+	if (bpf_map_update_elem(&fragments, &key, &action, BPF_ANY))
+		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
+	return j;
+}
+
+// A global function is verified once, by itself, not at each call.
+__noinline int parse_skb(struct __sk_buff *skb, struct packet *p)
+{
+	if (!p)
+		return PARSED_MALFORMED;
+	struct cursor c = {
+		.skb = skb,
+		.data = (void *)(long)skb->data,
+		.end = (void *)(long)skb->data_end,
+		.frame_len = skb->len,
+		.gso = skb->gso_size != 0,
+	};
+
+	return parse_frame(&c, p);
+}
+
+// parse_quoted parses the packet inside an ICMP error.
+__noinline int parse_quoted(struct __sk_buff *skb, __u32 offset, struct packet *p)
+{
+	if (!p)
+		return PARSED_MALFORMED;
+	struct cursor c = {
+		.skb = skb,
+		.data = (void *)(long)skb->data,
+		.end = (void *)(long)skb->data_end,
+		.frame_len = skb->len,
+		.quoted = 1,
+	};
+
+	if (offset > PULL)
+		return PARSED_MALFORMED;
+	p->l3 = offset;
+	__u8 *version = c.data + offset;
+	if ((void *)(version + 1) > c.end)
+		return PARSED_SHORT;
+	return (*version >> 4) == 4 ? parse_ipv4(&c, p) : parse_ipv6(&c, p);
+}
+
+static __always_inline int read_skb(struct __sk_buff *skb, struct packet *p)
+{
+	int parsed = parse_skb(skb, p);
+
+	if (parsed == PARSED_SHORT && (__u32)(skb->data_end - skb->data) < skb->len) {
+		if (bpf_skb_pull_data(skb, skb->len < PULL ? skb->len : PULL))
+			return PARSED_SHORT;
+		__builtin_memset(p, 0, sizeof(*p));
+		parsed = parse_skb(skb, p);
+	}
+	p->frame_len = skb->len;
+	p->segments = skb->gso_segs > 1 ? skb->gso_segs : 1;
+	return parsed;
+}
+
+// judge_icmp judges what has a meaning of its own: errors about known flows, and
+// what must not be dropped. It returns false for the rest.
+static __always_inline bool judge_icmp(struct __sk_buff *skb, const struct packet *p, __u64 now,
+				       struct judgement *j)
+{
+	if (is_icmp_error(p)) {
+		struct packet quoted = {};
+		struct flow_id id;
+		struct flow *f = NULL;
+
+		bpf_skb_pull_data(skb, skb->len < PULL ? skb->len : PULL);
+		if (parse_quoted(skb, p->l4 + 8, &quoted) == PARSED && !quoted.later_fragment) {
+			flow_of(&quoted, &id);
+			f = find_flow(&quoted, &id, now);
+		}
+		if (f) {
+			*j = judged(f->action == ACTION_DROP ? VERDICT_DROP : VERDICT_PASS,
+				    REASON_RELATED);
+			return true;
+		}
+	}
+	if (!is_vital_icmp(p))
+		return false;
+	*j = judged(VERDICT_PASS, REASON_ICMP);
+	return true;
+}
+
+// unparsed judges what has no address to go by.
+static __always_inline struct judgement unparsed(int parsed)
+{
+	if (parsed == PARSED_NON_IP)
+		return judged(VERDICT_PASS, REASON_NON_IP);
+	return by_action(on_malformed, REASON_MALFORMED);
+}
+
+static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, struct packet *p)
+{
+	int parsed = read_skb(skb, p);
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct judgement j;
+	struct flow_id id;
+
+	if (parsed != PARSED)
+		return unparsed(parsed);
+	if (p->later_fragment)
+		return judge_later_fragment(p);
+	if (judge_icmp(skb, p, now, &j))
+		return j;
+
+	flow_of(p, &id);
+	struct flow *f = find_flow(p, &id, now);
+	if (f && !starts_flow(p)) {
+		refresh(f, now);
+		account(f, id.sender, p);
+		j = judge_flow(p, f, id.sender);
+	} else {
+		struct way way = {zone_of(skb->ifindex), zone_out(skb, p)};
+		j = judge_new(p, &id, way, now);
+	}
+	return p->fragment ? remember_fragment(p, j) : j;
+}
+
+// follow lets a flow that was judged when it came in leave, under whatever
+// addresses NAT gave it, and its replies return.
+static __always_inline struct judgement follow(struct __sk_buff *skb, const struct flow_id *id,
+					       __u64 now)
+{
+	__u8 mark = (skb->mark & mark_mask) >> mark_shift;
+	struct flow f = {
+		.rule = RULE_NONE,
+		.action = ACTION_ACCEPT,
+		.origin = id->sender,
+		.last_seen = now,
+	};
+
+	// The user-space half leaves the mark of a packet whose replies it wants.
+	if (mark >= MARK_INSPECT) {
+		f.action = ACTION_INSPECT;
+		f.mark = mark;
+		f.replies = 1;
+	}
+	if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
+		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
+	return judged(VERDICT_PASS, REASON_FORWARDED);
+}
+
+static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, struct packet *p)
+{
+	int parsed = read_skb(skb, p);
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct way way = {ZONE_HOST, zone_of(skb->ifindex)};
+	bool guarded = false; // judged already, by fw_tc
+	struct judgement j;
+	struct flow_id id;
+
+	if (skb->ingress_ifindex) {
+		way.from = zone_of(skb->ingress_ifindex);
+		guarded = way.from != ZONE_NONE;
+	}
+	if (parsed != PARSED)
+		return unparsed(parsed);
+	if (p->later_fragment)
+		return guarded ? judged(VERDICT_PASS, REASON_FORWARDED) : judge_later_fragment(p);
+	if (judge_icmp(skb, p, now, &j))
+		return j;
+
+	flow_of(p, &id);
+	struct flow *f = find_flow(p, &id, now);
+	if (f && f->action == ACTION_DROP && !starts_flow(p))
+		return judged(VERDICT_DROP, REASON_FLOW);
+	if (guarded) {
+		if (!f)
+			return follow(skb, &id, now);
+		refresh(f, now);
+		return judged(VERDICT_PASS, REASON_FORWARDED);
+	}
+	if (f && !starts_flow(p)) {
+		refresh(f, now);
+		account(f, id.sender, p);
+		// Nothing can be queued any more behind the last hook.
+		j = judged(VERDICT_PASS, REASON_FLOW);
+	} else {
+		j = judge_new(p, &id, way, now);
+	}
+	return p->fragment ? remember_fragment(p, j) : j;
+}
+
+static __always_inline void set_mark(struct __sk_buff *skb, __u8 field)
+{
+	__u32 mark = (skb->mark & ~mark_mask) | ((__u32)field << mark_shift & mark_mask);
+
+	if (mark != skb->mark)
+		skb->mark = mark;
+}
+
+// TC_ACT_UNSPEC lets the next program of the hook judge too; TCX calls it
+// TCX_NEXT.
+SEC("tc")
+int fw_tc(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct judgement j = judge_incoming(skb, &p);
+
+	count(HOOK_TC, j.verdict, j.reason, p.segments, p.frame_len);
+	if (j.verdict == VERDICT_DROP)
+		return TC_ACT_SHOT;
+	set_mark(skb, j.verdict == VERDICT_QUEUE ? j.mark : MARK_NONE);
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int fw_tc_out(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct judgement j = judge_leaving(skb, &p);
+
+	count(HOOK_TC_OUT, j.verdict, j.reason, p.segments, p.frame_len);
+	if (j.verdict == VERDICT_DROP)
+		return TC_ACT_SHOT;
+	// Behind this host the mark has done its work; below a tunnel it would
+	// be taken for the outer packet's.
+	set_mark(skb, MARK_NONE);
+	return TC_ACT_UNSPEC;
+}
+
+// judge_early drops what can be dropped without a route: flows decided so, and
+// what the first matching rule drops whatever its zone out is.
+static __always_inline struct judgement judge_early(const struct packet *p, __u32 ifindex)
+{
+	struct flow_id id;
+
+	if (p->later_fragment)
+		return judged(VERDICT_PASS, REASON_NEXT);
+	flow_of(p, &id);
+	struct flow *f = find_flow(p, &id, bpf_ktime_get_coarse_ns());
+	if (f && !starts_flow(p)) {
+		if (f->action != ACTION_DROP)
+			return judged(VERDICT_PASS, REASON_NEXT);
+		return judged(VERDICT_DROP, REASON_FLOW);
+	}
+	if (!rules_early || is_icmp_error(p) || is_vital_icmp(p))
+		return judged(VERDICT_PASS, REASON_NEXT);
+	__u64 set = matching_rules(p, zone_of(ifindex), rules_early);
+	// The lowest bit is the first match, if it does not hang on the zone out.
+	if (set & -set & rules_early)
+		return judged(VERDICT_DROP, REASON_RULE);
+	return judged(VERDICT_PASS, REASON_NEXT);
+}
+
+SEC("xdp")
+int fw_xdp(struct xdp_md *ctx)
+{
+	struct packet p = {};
+	struct judgement j = judged(VERDICT_PASS, REASON_NEXT);
+	struct cursor c = {
+		.xdp = ctx,
+		.data = (void *)(long)ctx->data,
+		.end = (void *)(long)ctx->data_end,
+		.frame_len = ctx->data_end - ctx->data,
+	};
+
+	// What cannot be parsed here is left to fw_tc, which may see more of it.
+	int parsed = parse_frame(&c, &p);
+	p.frame_len = c.frame_len;
+	p.segments = 1;
+	if (parsed == PARSED)
+		j = judge_early(&p, ctx->ingress_ifindex);
+	count(HOOK_XDP, j.verdict, j.reason, p.segments, p.frame_len);
+	return j.verdict == VERDICT_DROP ? XDP_DROP : XDP_PASS;
+}
+
+// fw_decide sets a flow's action where the kernel counts it too, so that no
+// packet is lost from its counters. A flow whose entry is gone gets a new one.
+SEC("syscall")
+int fw_decide(struct decision *d)
+{
+	struct flow_key key = d->key;
+	struct flow *f = bpf_map_lookup_elem(&flows, &key);
+
+	if (f) {
+		f->rule = d->rule;
+		f->mark = 0;
+		f->replies = 0;
+		f->action = d->action;
+		return 0;
+	}
+	struct flow fresh = {
+		.last_seen = bpf_ktime_get_ns(), // the same clock; the coarse one is not had here
+		.rule = d->rule,
+		.action = d->action,
+		.origin = d->origin,
+	};
+	return bpf_map_update_elem(&flows, &key, &fresh, BPF_ANY);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Layout and numbers shared by the kernel half and the Go loader.
+#pragma once
+
+#include <linux/types.h>
+
+// bpf2go makes Go types of everything here that a map or a variable uses.
+// Sizes are asserted, so that a change of layout cannot slip in.
+
+enum limits {
+	MAX_RULES = 64,	     // one bit each in a rule set
+	MAX_PORT = 65536,    // index of "no ports" in the port tables
+	MAX_FLAGS = 256,     // index of "no TCP flags" in the flag table
+	MAX_EXT_HEADERS = 8, // IPv6 extension headers walked
+	MAX_VLAN_TAGS = 2,   // tags walked in the frame
+	RULE_NONE = 0xffff,  // no rule: a default or a built-in decided
+};
+
+enum zone_id {
+	ZONE_NONE = 0,	 // an interface outside every zone
+	ZONE_HOST = 255, // the host itself
+};
+
+enum action {
+	ACTION_NONE,
+	ACTION_ACCEPT,
+	ACTION_DROP,
+	ACTION_INSPECT,
+};
+
+// The field under the mark mask; see policy.Marks.
+enum mark_field {
+	MARK_NONE = 0,
+	MARK_ACCEPTED = 1,
+	MARK_INSPECT = 2, // + index of the inspecting rule
+};
+
+// Where a packet was judged, what became of it there, and why. Each packet adds
+// to exactly one counter of each program that it runs through.
+enum hook {
+	HOOK_XDP,
+	HOOK_TC,
+	HOOK_TC_OUT,
+	HOOK_COUNT,
+};
+
+enum verdict {
+	VERDICT_PASS,
+	VERDICT_DROP,
+	VERDICT_QUEUE,
+	VERDICT_COUNT,
+};
+
+enum reason {
+	REASON_RULE,	   // a rule of the policy
+	REASON_DEFAULT,	   // no rule matched: a default of the policy
+	REASON_FLOW,	   // the flow's entry
+	REASON_RELATED,	   // an ICMP error about a known flow
+	REASON_ICMP,	   // ICMP that must not be dropped
+	REASON_NON_IP,	   // ARP and the like
+	REASON_MALFORMED,  // could not be parsed: failure.malformed
+	REASON_MIDSTREAM,  // TCP seen without its start: failure.midstream
+	REASON_FRAGMENT,   // a later fragment follows its first
+	REASON_UNDECIDED,  // of an uncertain flow, but nothing to inspect in it
+	REASON_FORWARDED,  // leaving: was judged when it came in
+	REASON_NEXT,	   // XDP: left to tc
+	REASON_FLOWS_FULL, // the flow table took no entry
+	REASON_COUNT,
+};
+
+struct flow_key {
+	__u8 addr[2][16]; // IPv4 as ::ffff:a.b.c.d; the lower endpoint first
+	__be16 port[2];	  // 0 without ports; ICMP echo: the identifier, twice
+	__u8 proto;
+	__u8 pad[3];
+};
+_Static_assert(sizeof(struct flow_key) == 40, "flow_key");
+
+struct flow {
+	__u64 last_seen;  // CLOCK_MONOTONIC_COARSE, ns, to about a second
+	__u64 packets[2]; // by sender: endpoint 0, endpoint 1 of the key
+	__u64 bytes[2];
+	__u16 rule;   // index into Policy.Rules, or RULE_NONE
+	__u8 action;  // enum action
+	__u8 origin;  // the endpoint that sent the first packet: 0 or 1
+	__u8 mark;    // ACTION_INSPECT: the mark field, else 0
+	__u8 replies; // ACTION_INSPECT: replies are uncertain too
+	__u8 pad[2];
+};
+_Static_assert(sizeof(struct flow) == 48, "flow");
+
+struct fragment_key {
+	__u8 src[16];
+	__u8 dst[16];
+	__u32 id; // as on the wire
+	__u8 proto;
+	__u8 pad[3];
+};
+_Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
+
+struct prefix_key {
+	__u32 prefixlen; // of addr
+	__u8 addr[16];	 // IPv4 as ::ffff:a.b.c.d
+};
+_Static_assert(sizeof(struct prefix_key) == 20, "prefix_key");
+
+struct counter {
+	__u64 packets; // segments of a super-packet each count
+	__u64 bytes;   // of frames
+};
+
+// What a matched rule does; one entry per rule of the policy.
+struct rule {
+	__u8 action;
+	__u8 mark;    // ACTION_INSPECT: the mark field
+	__u8 replies; // ACTION_INSPECT: replies are uncertain too
+	__u8 pad;
+};
+_Static_assert(sizeof(struct rule) == 4, "rule");
+
+// The argument of fw_decide.
+struct decision {
+	struct flow_key key;
+	__u16 rule;
+	__u8 action;
+	__u8 origin; // for a flow without an entry
+	__u8 pad[4];
+};
+_Static_assert(sizeof(struct decision) == 48, "decision");

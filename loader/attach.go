@@ -1,0 +1,191 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/hybridfw/hybridfw/policy"
+)
+
+// attachment is one guarded interface.
+type attachment struct {
+	iface Interface
+	hooks []hook // in the order of attaching
+}
+
+// hook is one place where a program is attached: a BPF link or a clsact filter.
+type hook interface {
+	close() error
+}
+
+// Interface describes a guarded interface.
+type Interface struct {
+	Name  string `json:"name"`
+	Index int    `json:"index"`
+	Zone  string `json:"zone"`
+	XDP   string `json:"xdp"` // "native", "generic" or "off"
+	TC    string `json:"tc"`  // "tcx" or "clsact"
+}
+
+func (a *attachment) close() error {
+	var errs []error
+	for _, h := range slices.Backward(a.hooks) {
+		errs = append(errs, h.close())
+	}
+	return errors.Join(errs...)
+}
+
+// Interfaces lists the guarded interfaces by name.
+func (f *Firewall) Interfaces() []Interface {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := make([]Interface, 0, len(f.attached))
+	for _, a := range f.attached {
+		list = append(list, a.iface)
+	}
+	slices.SortFunc(list, func(a, b Interface) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// attach guards one interface, if a zone has it.
+func (f *Firewall) attach(l netlink.Link) error {
+	attrs := l.Attrs()
+	zone := f.policy.Zone(attrs.Name)
+	if zone == policy.ZoneNone {
+		return nil
+	}
+	named := slices.Contains(f.policy.Zones[zone-1].Interfaces, attrs.Name)
+	if why := unfit(l); why != "" {
+		if named {
+			return fmt.Errorf("interface %s cannot be guarded: %s", attrs.Name, why)
+		}
+		f.opts.Log.Debug("interface left out", "name", attrs.Name, "because", why)
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.attached[attrs.Index] != nil {
+		return nil
+	}
+	// The zone is known before the first packet is judged by it.
+	if err := f.objs.Zones.Put(uint32(attrs.Index), uint8(zone)); err != nil {
+		return fmt.Errorf("entering %s into its zone: %w", attrs.Name, err)
+	}
+	a := &attachment{iface: Interface{Name: attrs.Name, Index: attrs.Index, Zone: f.policy.Zones[zone-1].Name}}
+	if err := f.attachHooks(a, l); err != nil {
+		return errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), a.close())
+	}
+	f.attached[attrs.Index] = a
+	f.opts.Log.Info("interface guarded", "name", attrs.Name, "zone", a.iface.Zone, "xdp", a.iface.XDP, "tc", a.iface.TC)
+	return nil
+}
+
+// attachHooks attaches the outgoing program first: flows that leave must be
+// known before the incoming one judges their replies.
+func (f *Firewall) attachHooks(a *attachment, l netlink.Link) error {
+	for _, dir := range []direction{
+		{"egress", f.objs.FwTcOut, ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+		{"ingress", f.objs.FwTc, ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
+	} {
+		h, mode, err := attachTC(f.opts, l, dir)
+		if err != nil {
+			return err
+		}
+		a.hooks = append(a.hooks, h)
+		a.iface.TC = mode
+	}
+	h, mode, err := attachXDP(f.opts, l, f.objs.FwXdp)
+	if err != nil {
+		return err
+	}
+	if h != nil {
+		a.hooks = append(a.hooks, h)
+	}
+	a.iface.XDP = mode
+	return nil
+}
+
+// unfit says why an interface cannot be guarded, or "".
+func unfit(l netlink.Link) string {
+	attrs := l.Attrs()
+	if attrs.EncapType == "loopback" {
+		return "loopback always passes"
+	}
+	if attrs.EncapType != "ether" {
+		return fmt.Sprintf("its frames have no Ethernet header (%s), which is not built yet", attrs.EncapType)
+	}
+	return ""
+}
+
+// Watch guards interfaces that appear and forgets those that go, until done is
+// closed or the kernel stops reporting. Errors about single interfaces are
+// logged: the others stay guarded.
+func (f *Firewall) Watch(done <-chan struct{}) error {
+	updates := make(chan netlink.LinkUpdate, 64)
+	var lost error
+	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
+		ListExisting:  true, // what came between Attach and now
+		ErrorCallback: func(err error) { lost = err },
+	})
+	if err != nil {
+		return fmt.Errorf("watching interfaces: %w", err)
+	}
+	for u := range updates {
+		if u.Header.Type == rtmDelLink {
+			f.forget(int(u.Index))
+			continue
+		}
+		f.rezone(u.Link)
+		if err := f.attach(u.Link); err != nil {
+			f.opts.Log.Error("new interface not guarded", "name", u.Link.Attrs().Name, "err", err)
+		}
+	}
+	select {
+	case <-done:
+		return nil
+	default:
+		return fmt.Errorf("watching interfaces: %w", lost)
+	}
+}
+
+const rtmDelLink = 17 // RTM_DELLINK, linux/rtnetlink.h
+
+// rezone lets go of an interface that a new name has put into another zone.
+func (f *Firewall) rezone(l netlink.Link) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := f.attached[l.Attrs().Index]
+	if a == nil || a.iface.Name == l.Attrs().Name {
+		return
+	}
+	zone := f.policy.Zone(l.Attrs().Name)
+	if zone != policy.ZoneNone && f.policy.Zones[zone-1].Name == a.iface.Zone {
+		a.iface.Name = l.Attrs().Name
+		return
+	}
+	f.release(a)
+}
+
+// forget drops an interface that is gone. Its programs went with it.
+func (f *Firewall) forget(ifindex int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if a := f.attached[ifindex]; a != nil {
+		f.release(a)
+	}
+}
+
+// release takes one interface out of the firewall. The caller holds f.mu.
+func (f *Firewall) release(a *attachment) {
+	delete(f.attached, a.iface.Index)
+	if err := errors.Join(a.close(), f.objs.Zones.Delete(uint32(a.iface.Index))); err != nil {
+		f.opts.Log.Warn("interface released with errors", "name", a.iface.Name, "err", err)
+		return
+	}
+	f.opts.Log.Info("interface released", "name", a.iface.Name)
+}

@@ -1,0 +1,190 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Pins lie flat in one folder: "counters", and for each guarded interface
+// "xdp-<ifindex>", "ingress-<ifindex>" and "egress-<ifindex>". (BPF file systems
+// refuse dots, which interface names may have.)
+
+func counterPin(dir string) string { return filepath.Join(dir, "counters") }
+
+func linkPin(dir, hook string, ifindex int) string {
+	return filepath.Join(dir, hook+"-"+strconv.Itoa(ifindex))
+}
+
+// preparePins makes the folder, and checks that it can hold pins.
+func preparePins(dir string) error {
+	var st unix.Statfs_t
+	parent := filepath.Dir(dir)
+	if err := unix.Statfs(parent, &st); err != nil {
+		return fmt.Errorf("looking at %s: %w", parent, err)
+	}
+	if uint32(st.Type) != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("%s is not on a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or name another folder with --pin-dir", parent)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("making the folder for pins: %w", err)
+	}
+	return nil
+}
+
+// repin pins a map in the place of what an earlier process left there.
+func repin(m *ebpf.Map, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing an old pin: %w", err)
+	}
+	if err := m.Pin(path); err != nil {
+		return fmt.Errorf("pinning %s: %w", path, err)
+	}
+	return nil
+}
+
+// pinnedLink is a BPF link that stays when the process dies.
+type pinnedLink struct {
+	link link.Link
+}
+
+func pinLink(l link.Link, path string) (hook, error) {
+	if err := l.Pin(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("pinning a link: %w", err), l.Close())
+	}
+	return &pinnedLink{l}, nil
+}
+
+// takeOverLink swaps the program of a link that an earlier process left, in one
+// step. Where there is none, or its interface is gone, it returns nil.
+func takeOverLink(path string, prog *ebpf.Program) (hook, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening the pinned link %s: %w", path, err)
+	}
+	if err := l.Update(prog); err != nil {
+		// The number of an interface that is gone can be given again.
+		return nil, (&pinnedLink{l}).close()
+	}
+	return &pinnedLink{l}, nil
+}
+
+func (p *pinnedLink) close() error {
+	// Detaching takes effect at once, whoever else holds the link.
+	err := p.link.Detach()
+	if isGone(err) || errors.Is(err, unix.ENOLINK) {
+		err = nil
+	}
+	return errors.Join(err, p.link.Unpin(), p.link.Close())
+}
+
+func removePinnedLink(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("opening the pinned link %s: %w", path, err)
+	}
+	return (&pinnedLink{l}).close()
+}
+
+// dropStale removes links that an earlier process left on interfaces that are no
+// longer guarded.
+func (f *Firewall) dropStale(links []netlink.Link) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	pins, err := linkPins(f.opts.PinDir)
+	if err != nil {
+		return err
+	}
+	keep := make(map[string]bool)
+	for _, l := range links {
+		i := l.Attrs().Index
+		if f.attached[i] == nil {
+			if err := removeAllFilters(l); err != nil {
+				return err
+			}
+			continue
+		}
+		for _, hook := range []string{"xdp", "ingress", "egress"} {
+			keep[linkPin(f.opts.PinDir, hook, i)] = true
+		}
+	}
+	for _, pin := range pins {
+		if keep[pin] {
+			continue
+		}
+		if err := removePinnedLink(pin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func linkPins(dir string) ([]string, error) {
+	var pins []string
+	for _, hook := range []string{"xdp", "ingress", "egress"} {
+		found, err := filepath.Glob(filepath.Join(dir, hook+"-*"))
+		if err != nil {
+			return nil, err
+		}
+		pins = append(pins, found...)
+	}
+	return pins, nil
+}
+
+func removeAllFilters(l netlink.Link) error {
+	own := 0
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, _, err := ours(l, parent)
+		if err != nil {
+			return err
+		}
+		own += len(filters)
+		if err := removeFilter(l, parent); err != nil {
+			return err
+		}
+	}
+	if own == 0 {
+		return nil // a clsact qdisc without filters of ours is not ours
+	}
+	return removeClsact(l)
+}
+
+// Detach removes everything of the kernel half from the interfaces of this
+// network namespace and from pinDir, whoever put it there. Where there is
+// nothing it does nothing.
+func Detach(pinDir string) error {
+	pins, err := linkPins(pinDir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, pin := range pins {
+		errs = append(errs, removePinnedLink(pin))
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		errs = append(errs, fmt.Errorf("listing interfaces: %w", err))
+	}
+	for _, l := range links {
+		errs = append(errs, removeAllFilters(l))
+	}
+	for _, path := range []string{counterPin(pinDir), pinDir} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("removing a pin: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

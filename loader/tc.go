@@ -1,0 +1,176 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// TCMode says how fw_tc and fw_tc_out are attached.
+type TCMode string
+
+const (
+	TCAuto   TCMode = "auto"   // TCX where the kernel has it (6.6), else clsact
+	TCX      TCMode = "tcx"    // TCX or an error
+	TCClsact TCMode = "clsact" // filters of the clsact qdisc
+)
+
+// Our clsact filters. The priority leaves room on both sides; name and handle
+// tell them from those of others.
+const (
+	filterPriority = 4846
+	filterHandle   = 1
+	filterName     = "hybridfw"
+)
+
+// direction is one of the two sides of an interface.
+type direction struct {
+	name   string // part of the pin's name
+	prog   *ebpf.Program
+	attach ebpf.AttachType
+	parent uint32 // clsact's handle
+}
+
+// attachTC attaches one program and says how it is attached.
+func attachTC(opts Options, l netlink.Link, dir direction) (hook, string, error) {
+	pin := linkPin(opts.PinDir, dir.name, l.Attrs().Index)
+	if opts.TC != TCClsact {
+		h, err := attachTCX(l, dir, pin)
+		if err == nil {
+			return h, string(TCX), nil
+		}
+		if opts.TC == TCX || !errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, "", fmt.Errorf("attaching to TCX %s: %w", dir.name, err)
+		}
+	}
+	h, err := attachClsact(l, dir)
+	if err != nil {
+		return nil, "", fmt.Errorf("attaching to clsact %s: %w", dir.name, err)
+	}
+	// Only now, so that one of the two guards at any time.
+	return h, string(TCClsact), removePinnedLink(pin)
+}
+
+func attachTCX(l netlink.Link, dir direction, pin string) (hook, error) {
+	h, err := takeOverLink(pin, dir.prog)
+	if err != nil {
+		return nil, err
+	}
+	if h == nil {
+		raw, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: dir.prog, Attach: dir.attach})
+		if err != nil {
+			return nil, err
+		}
+		if h, err = pinLink(raw, pin); err != nil {
+			return nil, err
+		}
+	}
+	return h, removeFilter(l, dir.parent)
+}
+
+// clsactFilter is a filter of ours.
+type clsactFilter struct {
+	link   netlink.Link
+	parent uint32
+}
+
+func attachClsact(l netlink.Link, dir direction) (hook, error) {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: l.Attrs().Index,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}}
+	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, syscall.EEXIST) {
+		return nil, fmt.Errorf("adding the clsact qdisc: %w", err)
+	}
+	// Replacing is one step: a filter that a killed process left guards on.
+	err := netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: l.Attrs().Index,
+			Parent:    dir.parent,
+			Handle:    filterHandle,
+			Priority:  filterPriority,
+			Protocol:  syscall.ETH_P_ALL,
+		},
+		Fd:           dir.prog.FD(),
+		Name:         filterName,
+		DirectAction: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("adding the filter: %w", err)
+	}
+	return &clsactFilter{link: l, parent: dir.parent}, nil
+}
+
+func (c *clsactFilter) close() error {
+	return errors.Join(removeFilter(c.link, c.parent), removeClsact(c.link))
+}
+
+// ours lists our filters on one side of an interface, and whether others have
+// any.
+func ours(l netlink.Link, parent uint32) (own []netlink.Filter, others bool, err error) {
+	filters, err := netlink.FilterList(l, parent)
+	if err != nil && !isGone(err) && !errors.Is(err, syscall.EINVAL) { // EINVAL: no such qdisc
+		return nil, false, fmt.Errorf("listing filters of %s: %w", l.Attrs().Name, err)
+	}
+	for _, f := range filters {
+		bpf, ok := f.(*netlink.BpfFilter)
+		if ok && bpf.Name == filterName && bpf.Priority == filterPriority {
+			own = append(own, f)
+		} else {
+			others = true
+		}
+	}
+	return own, others, nil
+}
+
+func removeFilter(l netlink.Link, parent uint32) error {
+	own, _, err := ours(l, parent)
+	if err != nil {
+		return err
+	}
+	for _, f := range own {
+		if err := netlink.FilterDel(f); err != nil && !isGone(err) {
+			return fmt.Errorf("removing the filter of %s: %w", l.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// removeClsact removes the qdisc when nobody has filters in it any more.
+func removeClsact(l netlink.Link) error {
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		own, others, err := ours(l, parent)
+		if err != nil {
+			return err
+		}
+		if len(own) > 0 || others {
+			return nil
+		}
+	}
+	qdiscs, err := netlink.QdiscList(l)
+	if err != nil {
+		if isGone(err) {
+			return nil
+		}
+		return fmt.Errorf("listing qdiscs of %s: %w", l.Attrs().Name, err)
+	}
+	for _, q := range qdiscs {
+		if q.Type() != "clsact" {
+			continue
+		}
+		if err := netlink.QdiscDel(q); err != nil && !isGone(err) {
+			return fmt.Errorf("removing clsact of %s: %w", l.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// isGone tells that an interface or what was on it is there no more.
+func isGone(err error) bool {
+	return errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.ENOENT)
+}
