@@ -39,6 +39,9 @@ const (
 // maxDomain is the length of a name without its final dot, RFC 1035 2.3.4.
 const maxDomain = 253
 
+// maxNames bounds the bytes of a set's names; slots point to them with 32 bits.
+const maxNames = 1 << 30
+
 // labelSet is a set of small numbers; everything above 63 is one.
 type labelSet uint64
 
@@ -57,8 +60,8 @@ func (d *Domains) Add(pattern string) error {
 	if err := checkDomain(name); err != nil {
 		return err
 	}
-	if len(d.names) > 1<<32-1-2-maxDomain {
-		return errors.New("the list is too large; expected at most 4 GiB of names")
+	if len(d.names) > maxNames {
+		return errors.New("is one too many; expected at most 1 GiB of names in a list")
 	}
 	if 2*(d.count+1) > len(d.slots) {
 		d.grow()

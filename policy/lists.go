@@ -83,7 +83,7 @@ func (p *reader) readEntries(l *List, n *node) {
 	}
 	for _, item := range n.items {
 		if !item.scalar() {
-			p.want(item, "an entry of a list of type "+l.Type.String())
+			p.want(item, "an entry of type "+l.Type.String()+", in quotes where it has a colon")
 		} else if err := l.add(item.text); err != nil {
 			p.errorf(item.pos, "%s: %s %v", item.path(), quote(item.text), err)
 		}

@@ -134,8 +134,10 @@ func (p *reader) read(root *node) {
 	}
 	if v := top["version"]; v == nil {
 		p.errorf(root.pos, "version is missing; expected version: 1")
-	} else if v.kind != kindNumber || v.text != "1" {
-		p.invalid(v, "the number 1")
+	} else if v.kind != kindNumber {
+		p.want(v, "the number 1")
+	} else if v.text != "1" {
+		p.invalid(v, "the number 1, which is the only version")
 	}
 	if v := top["zones"]; v == nil {
 		p.errorf(root.pos, "zones is missing; expected at least one zone, such as zones: {wan: [eth0]}")

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"math"
 	"math/bits"
 	"net/netip"
 )
@@ -118,7 +119,10 @@ func (m Marks) Shift() int { return bits.TrailingZeros32(m.Mask) }
 func (m Marks) Bits() int { return bits.OnesCount32(m.Mask) }
 
 // Room returns for how many inspecting rules the mask has values.
-func (m Marks) Room() int { return 1<<m.Bits() - MarkInspect }
+func (m Marks) Room() int {
+	// A mask of all 32 bits has more values than a 32-bit int.
+	return int(min(1<<uint64(m.Bits())-MarkInspect, uint64(math.MaxInt32)))
+}
 
 // ListType is the kind of a list's entries.
 type ListType uint8

@@ -84,6 +84,9 @@ func (p *reader) zone(n *node, to *ZoneID) {
 		return
 	}
 	id, ok := p.zones[n.text]
+	if !ok && len(p.policy.Zones) == 0 {
+		return // there is an error about that already
+	}
 	if !ok {
 		names := []string{"host"}
 		for _, z := range p.policy.Zones {
@@ -97,7 +100,7 @@ func (p *reader) zone(n *node, to *ZoneID) {
 
 // addresses reads prefixes and names of lists, one or several.
 func (p *reader) addresses(n *node, to *AddrMatch) {
-	for _, item := range p.several(n, `an address, a prefix or a list such as "@admins"`) {
+	for _, item := range p.several(n, `an address, a prefix or a list, such as 192.0.2.1, "2001:db8::/48" or "@admins"`) {
 		if name, ok := strings.CutPrefix(item.text, "@"); ok {
 			if l := p.list(item, name, ListCIDR); l != nil {
 				to.Lists = append(to.Lists, l)
@@ -143,7 +146,7 @@ func (p *reader) list(n *node, name string, t ListType) *List {
 			names[i] = l.Name
 		}
 		if len(names) == 0 {
-			p.errorf(n.pos, "%s: no list is called %s; expected one of lists, which is empty", n.path(), quote(name))
+			p.errorf(n.pos, "%s: no list is called %s; expected one of lists, which has none", n.path(), quote(name))
 		} else {
 			p.errorf(n.pos, "%s: no list is called %s; %s", n.path(), quote(name), oneOf(name, names))
 		}
@@ -198,6 +201,17 @@ func (p *reader) checkProtocols(r *Rule, values map[string]*node) {
 	}
 	if n := values["flags"]; n != nil && !(len(r.Proto) == 1 && r.Proto[0] == protoTCP) {
 		p.errorf(n.pos, "%s are those of TCP; expected proto: tcp in this rule", n.path())
+	}
+	if len(r.Proto) != 1 {
+		return
+	}
+	src4, src6 := r.Src.families()
+	dst4, dst6 := r.Dst.families()
+	switch n := values["proto"]; {
+	case r.Proto[0] == protoICMP && !(src4 && dst4) && (src6 && dst6):
+		p.warnf(n.pos, "%s: icmp is that of IPv4, and the addresses are IPv6; is icmpv6 meant?", n.path())
+	case r.Proto[0] == protoICMPv6 && !(src6 && dst6) && (src4 && dst4):
+		p.warnf(n.pos, "%s: icmpv6 is that of IPv6, and the addresses are IPv4; is icmp meant?", n.path())
 	}
 }
 

@@ -71,14 +71,18 @@ func (p *reader) want(n *node, what string) {
 
 // invalid reports a scalar with a wrong value.
 func (p *reader) invalid(n *node, what string) {
-	p.errorf(n.pos, "%s is %s; expected %s", n.path(), quote(n.text), what)
+	text := quote(n.text)
+	if n.kind == kindNumber {
+		text = n.text
+	}
+	p.errorf(n.pos, "%s is %s; expected %s", n.path(), text, what)
 }
 
 // oneOf says which words are allowed, and which of them was probably meant.
 func oneOf(got string, words []string) string {
 	expected := "expected one of " + strings.Join(words, ", ")
 	if len(words) == 1 {
-		expected = "expected " + words[0]
+		return "expected " + words[0]
 	}
 	if near := nearest(got, words); near != "" {
 		return fmt.Sprintf("did you mean %s? %s", near, expected)

@@ -7,13 +7,16 @@ import (
 )
 
 const (
-	protoTCP = 6
-	protoUDP = 17
+	protoICMP   = 1
+	protoTCP    = 6
+	protoUDP    = 17
+	protoICMPv6 = 58
 )
 
 // protoNames are the protocols that need not be written as numbers.
 var protoNames = map[string]uint8{
-	"icmp": 1, "tcp": protoTCP, "udp": protoUDP, "gre": 47, "esp": 50, "ah": 51, "icmpv6": 58, "sctp": 132,
+	"icmp": protoICMP, "tcp": protoTCP, "udp": protoUDP, "gre": 47, "esp": 50, "ah": 51,
+	"icmpv6": protoICMPv6, "sctp": 132,
 }
 
 var protoWords = []string{"tcp", "udp", "icmp", "icmpv6", "sctp", "gre", "esp", "ah"}
@@ -115,12 +118,16 @@ func (p *reader) flags(n *node, to *FlagsMatch) {
 }
 
 func (p *reader) number(n *node, to *int, most int) {
+	want := "a number from 1 to " + strconv.Itoa(most)
 	v, err := parseUint32(n.text)
-	if n.kind != kindNumber || err != nil || v == 0 || int64(v) > int64(most) {
-		p.invalid(n, "a number from 1 to "+strconv.Itoa(most))
-		return
+	switch {
+	case n.kind != kindNumber:
+		p.want(n, want)
+	case err != nil || v == 0 || int64(v) > int64(most):
+		p.invalid(n, want)
+	default:
+		*to = int(v)
 	}
-	*to = int(v)
 }
 
 // size reads a number of bytes with an optional unit of B, KiB or MiB.
@@ -133,10 +140,14 @@ func (p *reader) size(n *node, to *int, most int) {
 	} else {
 		text = strings.TrimSuffix(text, "B")
 	}
+	want := "a size from 1 to " + strconv.Itoa(most) + " bytes, such as 4096 or 32KiB"
 	v, err := parseUint32(strings.TrimSpace(text))
-	if !n.scalar() || err != nil || v == 0 || int64(v)<<shift > int64(most) {
-		p.invalid(n, "a size from 1 to "+strconv.Itoa(most)+" bytes, such as 4096 or 32KiB")
-		return
+	switch {
+	case !n.scalar():
+		p.want(n, want)
+	case err != nil || v == 0 || int64(v)<<shift > int64(most):
+		p.invalid(n, want)
+	default:
+		*to = int(v) << shift
 	}
-	*to = int(v) << shift
 }

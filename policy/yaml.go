@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -80,7 +81,7 @@ func (n *node) child(key string) string {
 
 func plainKey(key string) bool {
 	for _, c := range []byte(key) {
-		if !isNameByte(c) && c != '.' {
+		if !isNameByte(toLower(c)) && c != '.' {
 			return false
 		}
 	}
@@ -107,7 +108,7 @@ func (n *node) each() []*node {
 // readYAML returns the tree of a policy file's only document. Where it returns
 // nil it has reported why.
 func readYAML(r *report, data []byte) *node {
-	data = []byte(strings.TrimPrefix(string(data), "\ufeff"))
+	data = trimBOM(data)
 	if pos, what := notText(data); what != "" {
 		r.errorf(pos, "%s; expected a text file in UTF-8", what)
 		return nil
@@ -129,6 +130,9 @@ func readYAML(r *report, data []byte) *node {
 	c := converter{r}
 	return c.convert(file.Docs[0].Body, &node{})
 }
+
+// trimBOM removes the mark that some editors put before UTF-8.
+func trimBOM(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
 
 // notText finds the first byte that no policy has.
 func notText(data []byte) (Pos, string) {
@@ -279,12 +283,7 @@ func syntaxError(err error) (Pos, string) {
 
 func firstLine(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
-	return strings.Map(func(c rune) rune {
-		if c < ' ' {
-			return ' '
-		}
-		return c
-	}, s)
+	return strings.NewReplacer("\t", `\t`, "\r", `\r`).Replace(s)
 }
 
 func tokenPos(tk *token.Token) Pos {
