@@ -120,5 +120,5 @@ func (f FlagsMatch) match(pkt *Packet) bool {
 	if f.Mask == 0 {
 		return true
 	}
-	return pkt.HasPorts && pkt.TCPFlags&f.Mask == f.Value
+	return pkt.Proto == protoTCP && pkt.HasPorts && pkt.TCPFlags&f.Mask == f.Value
 }
