@@ -68,7 +68,9 @@ static __always_inline __u8 zone_of(__u32 ifindex)
 	return zone ? *zone : ZONE_NONE;
 }
 
-// zone_out asks the kernel where it would send an incoming packet.
+// zone_out asks the kernel where it would send an incoming packet. Without a
+// route the answer is the same as for this host's own addresses: the packet is
+// judged as one to the host, and the stack drops it if the policy does not.
 static __always_inline __u8 zone_out(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_fib_lookup fib = {
@@ -88,7 +90,7 @@ static __always_inline __u8 zone_out(struct __sk_buff *skb, const struct packet 
 		__builtin_memcpy(fib.ipv6_dst, p->dst, 16);
 	}
 	switch (bpf_fib_lookup(skb, &fib, sizeof(fib), 0)) {
-	case BPF_FIB_LKUP_RET_NOT_FWDED: // an address of this host, or multicast
+	case BPF_FIB_LKUP_RET_NOT_FWDED:
 	case BPF_FIB_LKUP_RET_FWD_DISABLED:
 		return ZONE_HOST;
 	case BPF_FIB_LKUP_RET_SUCCESS:
@@ -97,7 +99,7 @@ static __always_inline __u8 zone_out(struct __sk_buff *skb, const struct packet 
 	case BPF_FIB_LKUP_RET_UNSUPP_LWT:
 		return zone_of(fib.ifindex);
 	}
-	return ZONE_NONE; // no route: the kernel will drop it as well
+	return ZONE_NONE; // a route that drops
 }
 
 static __always_inline bool is_icmp_error(const struct packet *p)

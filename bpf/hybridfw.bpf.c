@@ -98,13 +98,12 @@ static __always_inline struct judgement judge_new(const struct packet *p, const 
 	// a flood of them must not push others out.
 	if (f.action == ACTION_DROP)
 		return judged(VERDICT_DROP, reason);
-	if (is_icmp_error(p)) // has no replies
-		return judged(VERDICT_PASS, reason);
-
-	account(&f, id->sender, p);
-	// Without an entry the replies would be dropped: better not begun.
-	if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
-		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
+	if (!is_icmp_error(p)) { // which has no replies
+		account(&f, id->sender, p);
+		// Without an entry the replies would be dropped: better not begun.
+		if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
+			return judged(VERDICT_DROP, REASON_FLOWS_FULL);
+	}
 	if (f.action == ACTION_INSPECT)
 		return uncertain(p, &f, id->sender, reason);
 	return judged(VERDICT_PASS, reason);
