@@ -87,20 +87,37 @@ func line(file string, pos Pos, msg string) string {
 // report collects what Parse finds.
 type report struct {
 	file     string
-	errs     []*Error
-	more     int
+	errs     []*Error // the first maxErrors in order of position
+	count    int      // of all errors
 	warnings []Warning
 }
 
-// kept bounds what is held in memory before the first maxErrors are chosen.
-const kept = 10_000
-
+// add keeps the error if it belongs to the first. A wrong file may have a
+// million.
 func (r *report) add(e *Error) {
-	if len(r.errs) >= kept {
-		r.more++
-		return
+	r.count++
+	at := len(r.errs)
+	for at > 0 && r.compare(e, r.errs[at-1]) < 0 {
+		at--
 	}
-	r.errs = append(r.errs, e)
+	if at < maxErrors {
+		r.errs = slices.Insert(r.errs, at, e)
+		r.errs = r.errs[:min(len(r.errs), maxErrors)]
+	}
+}
+
+// compare orders by position. What is wrong in the policy itself comes before
+// what is wrong in its list files.
+func (r *report) compare(a, b *Error) int {
+	switch {
+	case a.File == b.File:
+		return a.Pos.compare(b.Pos)
+	case a.File == r.file:
+		return -1
+	case b.File == r.file:
+		return 1
+	}
+	return cmp.Compare(a.File, b.File)
 }
 
 func (r *report) errorf(pos Pos, format string, args ...any) {
@@ -111,25 +128,12 @@ func (r *report) warnf(pos Pos, format string, args ...any) {
 	r.warnings = append(r.warnings, Warning{File: r.file, Pos: pos, Msg: fmt.Sprintf(format, args...)})
 }
 
-// err returns all errors as an *Errors, or nil. Those of the policy itself
-// come first, then those of its list files.
+// err returns what was found as an *Errors, or nil.
 func (r *report) err() error {
-	if len(r.errs) == 0 {
+	if r.count == 0 {
 		return nil
 	}
-	slices.SortStableFunc(r.errs, func(a, b *Error) int {
-		switch {
-		case a.File == b.File:
-			return a.Pos.compare(b.Pos)
-		case a.File == r.file:
-			return -1
-		case b.File == r.file:
-			return 1
-		}
-		return cmp.Compare(a.File, b.File)
-	})
-	shown := min(len(r.errs), maxErrors)
-	return &Errors{List: r.errs[:shown:shown], More: len(r.errs) - shown + r.more}
+	return &Errors{List: r.errs, More: r.count - len(r.errs)}
 }
 
 func (r *report) sortWarnings() []Warning {

@@ -9,10 +9,6 @@ import (
 	"strings"
 )
 
-// maxListErrors is how many errors of one list file are kept. A file of the
-// wrong kind has one on each of its million lines.
-const maxListErrors = maxErrors + 1
-
 var listTypes = []string{"cidr", "domain"}
 
 // String returns the type as policies write it.
@@ -45,7 +41,7 @@ func (p *reader) readLists(n *node) {
 
 // readList returns nil where it has reported an error.
 func (p *reader) readList(f field) *List {
-	before := len(p.errs) + p.more
+	before := p.count
 	values := p.keys(f.value, listKeys)
 	if values == nil {
 		return nil
@@ -70,7 +66,7 @@ func (p *reader) readList(f field) *List {
 	default:
 		p.readListFile(l, file)
 	}
-	if len(p.errs)+p.more > before {
+	if p.count > before {
 		return nil
 	}
 	return l
@@ -119,12 +115,7 @@ func (p *reader) readListFile(l *List, n *node) {
 		return
 	}
 	defer f.Close()
-	found := 0
 	wrong := func(line int, msg string) {
-		if found++; found > maxListErrors {
-			p.more++
-			return
-		}
 		p.add(&Error{File: l.File, Pos: Pos{Line: line}, Msg: msg})
 	}
 	number := 0

@@ -38,7 +38,7 @@ func (p *reader) readRules(n *node) {
 		}
 		p.policy.Rules = append(p.policy.Rules, r)
 	}
-	if len(p.errs) == 0 {
+	if p.count == 0 {
 		p.warnShadowed()
 	}
 }

@@ -24,7 +24,7 @@ var protoWords = []string{"tcp", "udp", "icmp", "icmpv6", "sctp", "gre", "esp", 
 // protocols reads names and numbers, one or several. It returns false where it
 // has reported an error.
 func (p *reader) protocols(n *node, to *[]uint8) bool {
-	before := len(p.errs)
+	before := p.count
 	for _, item := range p.several(n, "the name of a protocol or its number") {
 		proto, ok := protoNames[item.text]
 		if !ok {
@@ -42,7 +42,7 @@ func (p *reader) protocols(n *node, to *[]uint8) bool {
 		}
 		*to = append(*to, proto)
 	}
-	return len(p.errs) == before
+	return p.count == before
 }
 
 // ports reads numbers and ranges "a-b", one or several.
