@@ -69,7 +69,7 @@ func TestProcessIsAlone(t *testing.T) {
 func onlyNew(interfaces []string) bool {
 	for _, path := range interfaces {
 		switch name := filepath.Base(path); name {
-		case "lo", "ifb0", "ifb1", "sit0", "tunl0", "ip6tnl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "ip6gre0", "dummy0":
+		case bondingMasters, "lo", "ifb0", "ifb1", "sit0", "tunl0", "ip6tnl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "ip6gre0", "dummy0":
 		default:
 			return false
 		}

@@ -18,6 +18,9 @@ const (
 	staying = "staying"
 )
 
+// bondingMasters stands among the interfaces in /sys/class/net and is none.
+const bondingMasters = "bonding_masters"
+
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(lookEnv) != "":
@@ -53,7 +56,9 @@ func look() error {
 		}
 		for _, path := range paths {
 			if what == "interface" {
-				path = filepath.Base(path)
+				if path = filepath.Base(path); path == bondingMasters {
+					continue
+				}
 			}
 			fmt.Println(what, path)
 		}

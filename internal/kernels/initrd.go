@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// guestRoot is where the project's tree lies in the guest, such that the corpus
+// lies beside it as it does outside.
+const (
+	guestRoot   = "src"
+	guestCorpus = "shared/corpus"
+)
+
+// programs is what is built once for all kernels.
+type programs struct {
+	dir     string // holds guest, bin/ and tests/
+	tests   []testPackage
+	corpus  string // "" when there is none
+	project string // the project's root
+}
+
+// testPackage is a package with tests, as go list shows it.
+type testPackage struct {
+	path string // below the project's root, with slashes
+	name string // of the test program
+}
+
+// build compiles the guest's first process, the project's commands and the test
+// programs of the packages, all static.
+func build(ctx context.Context, dir string, packages []string) (*programs, error) {
+	root, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return nil, err
+	}
+	p := &programs{dir: dir, project: strings.TrimSpace(string(root))}
+	if p.tests, err = p.list(ctx, packages); err != nil {
+		return nil, err
+	}
+	steps := [][]string{
+		{"build", "-o", filepath.Join(dir, "guest"), "./internal/kernels/guest"},
+		{"build", "-o", filepath.Join(dir, "bin") + "/", "./cmd/hybridfw"},
+		append([]string{"test", "-c", "-o", filepath.Join(dir, "tests") + "/"}, packages...),
+	}
+	for _, step := range steps {
+		args := append([]string{step[0], "-trimpath", "-ldflags=-s -w"}, step[1:]...)
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Dir = p.project
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("go %s: %w\n%s", strings.Join(step, " "), err, out)
+		}
+	}
+	p.corpus = os.Getenv("HYBRIDFW_CORPUS")
+	if p.corpus == "" {
+		p.corpus = filepath.Join(p.project, "..", guestCorpus)
+	}
+	if _, err := os.Stat(p.corpus); errors.Is(err, fs.ErrNotExist) {
+		p.corpus = ""
+	}
+	return p, nil
+}
+
+// list finds the packages that have tests.
+func (p *programs) list(ctx context.Context, packages []string) ([]testPackage, error) {
+	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}"
+	out, err := output(ctx, "go", append([]string{"list", "-f", format}, packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	var tests []testPackage
+	for _, dir := range strings.Fields(string(out)) {
+		rel, err := filepath.Rel(p.project, dir)
+		if err != nil {
+			return nil, err
+		}
+		tests = append(tests, testPackage{path: filepath.ToSlash(rel), name: filepath.Base(dir) + ".test"})
+	}
+	if len(tests) == 0 {
+		return nil, fmt.Errorf("no package of %s has tests", strings.Join(packages, " "))
+	}
+	return tests, nil
+}
+
+// writeInitrd writes all that one guest needs into a file.
+func (p *programs) writeInitrd(name string, modules []module, testArgs []string) (err error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	a := newArchive(f)
+	// The console must be there before /init can make it.
+	a.dir("dev")
+	a.device("dev/console", 5, 1)
+	for i, m := range modules {
+		a.file(fmt.Sprintf("modules/%03d-%s.ko", i, m.name), 0o644, m.image)
+	}
+	var list strings.Builder
+	for _, t := range p.tests {
+		program := path.Join("bin", t.name)
+		if err := a.copyFile(program, filepath.Join(p.dir, "tests", t.name)); err != nil {
+			return err
+		}
+		fmt.Fprintln(&list, path.Join("/", guestRoot, t.path), path.Join("/", program), strings.Join(testArgs, " "))
+	}
+	a.file("tests", 0o644, []byte(list.String()))
+	if err := a.copyFile("init", filepath.Join(p.dir, "guest")); err != nil {
+		return err
+	}
+	if err := a.copyTree("bin", filepath.Join(p.dir, "bin")); err != nil {
+		return err
+	}
+	if err := a.copyTree(guestRoot, p.project); err != nil {
+		return err
+	}
+	if p.corpus != "" {
+		if err := a.copyTree(guestCorpus, p.corpus); err != nil {
+			return err
+		}
+	}
+	return a.close()
+}
+
+// copyFile adds a file with its contents and permissions.
+func (a *archive) copyFile(name, from string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	a.file(name, info.Mode(), data)
+	return nil
+}
+
+// copyTree adds a folder, without what git and the tools keep in it: hidden
+// folders and a top-level bin/.
+func (a *archive) copyTree(name, from string) error {
+	return filepath.WalkDir(from, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, file)
+		if err != nil {
+			return err
+		}
+		switch {
+		case d.IsDir() && (rel == "bin" || rel != "." && strings.HasPrefix(d.Name(), ".")):
+			return filepath.SkipDir
+		case d.Type().IsRegular():
+			return a.copyFile(path.Join(name, filepath.ToSlash(rel)), file)
+		default:
+			return nil
+		}
+	})
+}

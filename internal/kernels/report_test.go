@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// console is what a guest prints, with the line ends of a serial line.
+func console(lines ...string) []byte {
+	return []byte(strings.Join(lines, "\r\n") + "\r\n")
+}
+
+// Lines of a test program under -test.v=test2json carry this mark.
+const v = "\x16"
+
+var goodRun = []string{
+	"[    0.1] kernel says something",
+	"@@ kernel 6.1.0-57-cloud-amd64",
+	"@@ start /src/loader",
+	v + "=== RUN   TestA",
+	v + "--- PASS: TestA (0.01s)",
+	v + "=== NAME  ",
+	v + "=== RUN   TestB",
+	"    b_test.go:7: TCX needs Linux 6.6, this is 6.1",
+	v + "--- SKIP: TestB (0.00s)",
+	v + "=== NAME  ",
+	"PASS",
+	"",
+	"@@ end 0 1250",
+	"@@ start /src/tests/netns",
+	v + "=== RUN   TestC",
+	v + "=== RUN   TestC/sub",
+	v + "--- PASS: TestC/sub (0.01s)",
+	v + "=== NAME  TestC",
+	v + "--- PASS: TestC (0.01s)",
+	v + "=== NAME  ",
+	"PASS",
+	"@@ end 0 2000",
+	"@@ done",
+	"[    9.9] reboot: Restarting system",
+}
+
+func TestGoodRunIsCounted(t *testing.T) {
+	r, err := readConsole(context.Background(), console(goodRun...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if !r.summary(&text, true) {
+		t.Error("the run is said to have failed")
+	}
+	want := "6.1.0-57-cloud-amd64: skip loader TestB: b_test.go:7: TCX needs Linux 6.6, this is 6.1\n" +
+		"6.1.0-57-cloud-amd64: 3 passed, 0 failed, 1 skipped\n"
+	if text.String() != want {
+		t.Errorf("summary\n%s\nwant\n%s", &text, want)
+	}
+	if r.took["loader"] != 1250*time.Millisecond || r.took["tests/netns"] != 2*time.Second {
+		t.Errorf("took %v", r.took)
+	}
+}
+
+// changed is goodRun with some lines replaced.
+func changed(t *testing.T, from string, to ...string) []string {
+	t.Helper()
+	at := slices.Index(goodRun, from)
+	if at < 0 {
+		t.Fatalf("the good run has no line %q", from)
+	}
+	return slices.Concat(goodRun[:at], to, goodRun[at+1:])
+}
+
+func TestFailuresAreShownWithWhatTheTestPrinted(t *testing.T) {
+	r, err := readConsole(context.Background(), console(changed(t, v+"--- PASS: TestA (0.01s)",
+		"    a_test.go:3: the cause", v+"--- FAIL: TestA (0.01s)")...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if r.summary(&text, true) {
+		t.Error("the run is said to be good")
+	}
+	for _, part := range []string{"FAIL loader TestA\n", "the cause", ": 2 passed, 1 failed, 1 skipped\n"} {
+		if !strings.Contains(text.String(), part) {
+			t.Errorf("summary lacks %q:\n%s", part, &text)
+		}
+	}
+}
+
+func TestExitStatusCountsWhereNoTestFailed(t *testing.T) {
+	r, err := readConsole(context.Background(), console(changed(t, "@@ end 0 1250", "testnet: no test was run", "@@ end 1 1250")...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if r.summary(&text, true) || !strings.Contains(text.String(), "FAIL loader") || !strings.Contains(text.String(), "exit status 1") {
+		t.Errorf("summary\n%s", &text)
+	}
+}
+
+func TestPanicIsAFailure(t *testing.T) {
+	r, err := readConsole(context.Background(), console(changed(t, v+"--- PASS: TestA (0.01s)",
+		"panic: test timed out after 4m0s", "", "goroutine 1 [running]:", "@@ end 2 100", "@@ start /src/userspace")...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if r.summary(&text, true) || !strings.Contains(text.String(), "test timed out") {
+		t.Errorf("summary\n%s", &text)
+	}
+}
+
+func TestSkipsThatSetUpCouldLiftAreFailures(t *testing.T) {
+	const reason = "    b_test.go:7: TCX needs Linux 6.6, this is 6.1"
+	for line, corpus := range map[string]bool{
+		"    b_test.go:7: this kernel has no queue":                true,
+		"    b_test.go:7: TCX needs Linux 6.1, this is odd":        true,
+		"    b_test.go:7: TCX needs Linux 5.19":                    true,
+		"    b_test.go:7: no captures: HYBRIDFW_CORPUS":            true,
+		"    b_test.go:7: there are captures, but no HYBRIDFW_BIN": false,
+	} {
+		r, err := readConsole(context.Background(), console(changed(t, reason, line)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text bytes.Buffer
+		if r.summary(&text, corpus) || !strings.Contains(text.String(), "not allowed here: "+strings.TrimSpace(line)) {
+			t.Errorf("skip for %q is accepted:\n%s", line, &text)
+		}
+	}
+	r, err := readConsole(context.Background(), console(changed(t, reason, "    b_test.go:7: no captures: HYBRIDFW_CORPUS")...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.summary(&bytes.Buffer{}, false) {
+		t.Error("a skip for the lack of captures that were not there is not accepted")
+	}
+}
+
+func TestGuestThatEndsEarlyIsAnError(t *testing.T) {
+	for n := range len(goodRun) - 2 {
+		if _, err := readConsole(context.Background(), console(goodRun[:n]...)); err == nil {
+			t.Errorf("a console that ends before %q is accepted", goodRun[n])
+		}
+	}
+	_, err := readConsole(context.Background(), console("@@ error loading module veth.ko: no memory"))
+	if err == nil || !strings.Contains(err.Error(), "loading module veth.ko: no memory") {
+		t.Errorf("error %v, want the guest's", err)
+	}
+}
+
+func TestRunWithoutAnyTestIsAFailure(t *testing.T) {
+	r, err := readConsole(context.Background(), console("@@ kernel 6.1.0", "@@ start /src/x", "testing: warning: no tests to run", "PASS", "@@ end 0 1", "@@ done"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.summary(&bytes.Buffer{}, true) {
+		t.Error("no test has run and all is said to be well")
+	}
+}
+
+func TestGuestThatHangsIsKilled(t *testing.T) {
+	fakePrograms(t, map[string]string{"qemu-system-x86_64": "echo started\nexec sleep 600\n"})
+	start := time.Now()
+	out, err := machine{limit: 300 * time.Millisecond}.boot(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "not done in 300ms and was killed") {
+		t.Errorf("error %v", err)
+	}
+	if string(out) != "started\n" {
+		t.Errorf("console %q, want what was printed until then", out)
+	}
+	if took := time.Since(start); took > 30*time.Second {
+		t.Errorf("it took %s to kill it", took)
+	}
+}
+
+func TestMachineThatDoesNotStartIsAnError(t *testing.T) {
+	fakePrograms(t, map[string]string{"qemu-system-x86_64": "exit 1\n"})
+	if _, err := (machine{limit: time.Minute}).boot(context.Background()); err == nil || !strings.Contains(err.Error(), "running qemu") {
+		t.Errorf("error %v", err)
+	}
+}
