@@ -1,7 +1,13 @@
+// Package userspace is the half of hybridfw that judges what the kernel half is
+// not certain about: it reads packets from netfilter queues into its own memory,
+// inspects them there, sends the verdicts, and hands each flow's decision back.
 package userspace
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
+	"runtime"
 
 	"github.com/hybridfw/hybridfw/pktbuf"
 	"github.com/hybridfw/hybridfw/policy"
@@ -29,15 +35,21 @@ type Sighting struct {
 	Queued int  // packets of the flow that came to user space so far, this one included
 }
 
-// Options configure a Stage. The zero value of each field is its default.
+// Options configure a Stage and its Steering. The zero value of each field is
+// its default.
 type Options struct {
-	Policy *policy.Policy
+	Policy *policy.Policy // must be given
 
 	Queue  uint16 // first queue number
 	Queues int    // number of queues and workers; 0: one per CPU
 
+	QueueLength  int // packets that may wait for a verdict, per queue; 0: 8192
+	SocketBuffer int // bytes of them that may wait to be received, per queue; 0: 32 MiB
+	Flows        int // flows that a worker can remember; 0: 8192
+
 	// Decided receives each flow's decision, on the worker that made it. An
-	// error is counted; the verdict is sent all the same.
+	// error is counted; the verdict is sent all the same, and Decided is called
+	// again with the flow's next packet.
 	Decided func(Decision) error
 
 	// Seen, if not nil, is told each name seen, on the worker that saw it.
@@ -51,7 +63,68 @@ type Reason uint8
 
 const (
 	ReasonStep      Reason = iota + 1 // a step of the rule matched
-	ReasonUndecided                   // the rule's budget was spent: failure.undecided
+	ReasonUndecided                   // no step matched, or the budget was spent: failure.undecided
 	ReasonMalformed                   // could not be parsed: failure.malformed
 	ReasonMore                        // not decided yet: the packet passes, the next is queued too
+	ReasonOverload                    // no room to remember the flow: failure.overload
+	ReasonUnmarked                    // the mark names no inspecting rule: failure.malformed
 )
+
+var reasonNames = [...]string{"none", "step", "undecided", "malformed", "more", "overload", "unmarked"}
+
+// String returns the reason in one word.
+func (r Reason) String() string {
+	if int(r) < len(reasonNames) {
+		return reasonNames[r]
+	}
+	return "unknown"
+}
+
+const (
+	defaultQueueLength  = 8192
+	defaultSocketBuffer = 32 << 20
+	defaultFlows        = 8192
+
+	maxQueues = 256 // each costs a thread and some megabytes
+)
+
+// withDefaults returns the options with every default filled in, or says which
+// field cannot be.
+func (o Options) withDefaults() (Options, error) {
+	if o.Policy == nil {
+		return o, errors.New("no policy given")
+	}
+	if o.Policy.Marks.Bits() < 2 {
+		return o, fmt.Errorf("mark mask %#x has room for no rule: at least two bits are needed", o.Policy.Marks.Mask)
+	}
+	if o.Queues == 0 {
+		o.Queues = min(runtime.NumCPU(), maxQueues)
+	}
+	switch {
+	case o.Queues < 0 || o.Queues > maxQueues:
+		return o, fmt.Errorf("%d queues: expected 1 to %d", o.Queues, maxQueues)
+	case int(o.Queue)+o.Queues > 1<<16:
+		return o, fmt.Errorf("queues %d to %d: the last queue number is 65535", o.Queue, int(o.Queue)+o.Queues-1)
+	}
+	for _, f := range []struct {
+		name        string
+		value       *int
+		least, most int
+		byDefault   int
+	}{
+		{"queue length", &o.QueueLength, 1, 1 << 30, defaultQueueLength},
+		{"socket buffer", &o.SocketBuffer, 1 << 12, 1 << 30, defaultSocketBuffer},
+		{"flows", &o.Flows, ways, 1 << 24, defaultFlows},
+	} {
+		if *f.value == 0 {
+			*f.value = f.byDefault
+		}
+		if *f.value < f.least || *f.value > f.most {
+			return o, fmt.Errorf("%s %d: expected %d to %d", f.name, *f.value, f.least, f.most)
+		}
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return o, nil
+}

@@ -1,0 +1,133 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+
+	"github.com/hybridfw/hybridfw/pktbuf"
+	"github.com/hybridfw/hybridfw/policy"
+)
+
+// ways is how many places a flow can have in the table.
+const ways = 8
+
+const (
+	// flowIdle is when an undecided flow may lose its place: a hello that takes
+	// longer starts anew.
+	flowIdle = int64(30e9)
+	// flowLinger is how long a decision written to the kernel half is kept for
+	// the packets that had been marked before. When the socket has not been
+	// empty since, they may still be in it, and it is kept longer.
+	flowLinger = int64(50e6)
+)
+
+// flowKey is a flow in a form without pointers, so that the collector does not
+// look into the table.
+type flowKey [37]byte
+
+func (k *flowKey) set(f *pktbuf.Flow) {
+	src, dst := f.Src.Addr().As16(), f.Dst.Addr().As16()
+	copy(k[:], src[:])
+	copy(k[16:], dst[:])
+	binary.BigEndian.PutUint16(k[32:], f.Src.Port())
+	binary.BigEndian.PutUint16(k[34:], f.Dst.Port())
+	k[36] = f.Proto
+}
+
+// flow is what a worker remembers of a flow between its packets.
+type flow struct {
+	key     flowKey
+	decided bool
+	kept    bool // the kernel half does not know the decision: keep it
+	reason  Reason
+	action  policy.Action
+	rule    int32
+	seq     uint32 // TCP: where the stream's first bytes stand
+	packets int32  // seen, while undecided
+	bytes   int64  // of their payloads
+	at      int64  // last seen undecided, or decided
+}
+
+// flows is a table of fixed size. Who fills it up on purpose fills up single
+// buckets only by chance, because the hash is seeded.
+type flows struct {
+	seed    maphash.Seed
+	buckets []bucket
+	used    int
+}
+
+type bucket struct {
+	tags  [ways]uint32 // hashes, 0 where free
+	flows [ways]flow
+}
+
+func newFlows(n int) *flows {
+	size := 1
+	for size*ways < n {
+		size *= 2
+	}
+	return &flows{seed: maphash.MakeSeed(), buckets: make([]bucket, size)}
+}
+
+func (t *flows) place(k *flowKey) (b *bucket, tag uint32) {
+	h := maphash.Bytes(t.seed, k[:])
+	return &t.buckets[h&uint64(len(t.buckets)-1)], uint32(h>>32) | 1
+}
+
+// find returns the flow, nil where it is not known. It stays valid until the
+// next insert.
+func (t *flows) find(k *flowKey) *flow {
+	b, tag := t.place(k)
+	for i, have := range b.tags {
+		if have == tag && b.flows[i].key == *k {
+			return &b.flows[i]
+		}
+	}
+	return nil
+}
+
+// insert returns a cleared place for a flow that is not in the table: a free
+// one, else that of the flow which is missed least, nil where each is needed.
+// Decisions give way to new flows, flows that wait for their decision do not.
+func (t *flows) insert(k *flowKey, now int64) *flow {
+	b, tag := t.place(k)
+	victim, oldest := -1, int64(0)
+	for i, have := range b.tags {
+		if have == 0 {
+			victim = i
+			break
+		}
+		f := &b.flows[i]
+		if (f.decided || now-f.at > flowIdle) && (victim < 0 || f.at < oldest) {
+			victim, oldest = i, f.at
+		}
+	}
+	if victim < 0 {
+		return nil
+	}
+	if b.tags[victim] == 0 {
+		t.used++
+	}
+	b.tags[victim] = tag
+	f := &b.flows[victim]
+	*f = flow{key: *k, at: now}
+	return f
+}
+
+// remove forgets a flow.
+func (t *flows) remove(k *flowKey) {
+	b, tag := t.place(k)
+	for i, have := range b.tags {
+		if have == tag && b.flows[i].key == *k {
+			b.tags[i] = 0
+			t.used--
+			return
+		}
+	}
+}
+
+// stale reports whether a decision can be forgotten: all packets that had been
+// marked before it have come.
+func (f *flow) stale(now, lastEmpty int64) bool {
+	return f.decided && !f.kept && now-f.at > flowLinger && lastEmpty > f.at
+}

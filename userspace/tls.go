@@ -1,0 +1,232 @@
+package userspace
+
+import (
+	"encoding/binary"
+
+	"github.com/hybridfw/hybridfw/policy"
+)
+
+// TLS records and handshake messages, RFC 8446 sections 4 and 5, RFC 6066
+// section 3.
+const (
+	tlsRecordHeader  = 5
+	tlsMessageHeader = 4       // type and length of a handshake message
+	tlsRecordMax     = 1 << 14 // of a record that is not encrypted
+	tlsHandshake     = 22
+	tlsClientHello   = 1
+	tlsHelloMax      = 1 << 16 // far above what any client sends
+	tlsServerName    = 0       // extension
+	tlsHostName      = 0       // type of a server name
+	tlsNameMax       = 255
+)
+
+// tlsInspector finds the server name in a ClientHello that starts at the first
+// byte it is shown. What follows the hello is ignored. The hello may be cut into
+// several records, as long as all of them are there.
+type tlsInspector struct {
+	given  bool
+	name   []byte
+	buf    [tlsNameMax]byte
+	joined [tlsHelloMax]byte // a hello taken out of several records
+}
+
+func (t *tlsInspector) kind() (policy.NameKind, string) { return policy.NameSNI, "tls" }
+
+func (t *tlsInspector) next() ([]byte, bool) {
+	if t.given {
+		return nil, false
+	}
+	t.given = true
+	return t.name, true
+}
+
+func (t *tlsInspector) inspect(b []byte) outcome {
+	t.given, t.name = true, nil
+	hello, got := t.hello(b)
+	if got != sawNames {
+		return got
+	}
+	host, got := serverName(hello)
+	if got != sawNames {
+		return got
+	}
+	// RFC 6066 gives host names without a final dot; servers take both.
+	if n := len(host); n > 0 && host[n-1] == '.' {
+		host = host[:n-1]
+	}
+	for i, c := range host {
+		t.buf[i] = lower(c)
+	}
+	t.given, t.name = false, t.buf[:len(host)]
+	return sawNames
+}
+
+// hello returns the body of the ClientHello that b starts with.
+func (t *tlsInspector) hello(b []byte) ([]byte, outcome) {
+	part, rest, got := tlsRecord(b)
+	if got == sawNone || got == sawMalformed {
+		return nil, got
+	}
+	if len(part) > 0 && part[0] != tlsClientHello {
+		return nil, sawNone
+	}
+	if n := messageLen(part); n > 0 && n <= len(part) {
+		return part[tlsMessageHeader:n], sawNames
+	}
+	joined := t.joined[:0]
+	for {
+		joined = append(joined, part[:min(len(part), cap(joined)-len(joined))]...)
+		n := messageLen(joined)
+		if n > cap(joined) {
+			return nil, sawMalformed
+		}
+		if n > 0 && n <= len(joined) {
+			return joined[tlsMessageHeader:n], sawNames
+		}
+		if got == sawMore {
+			return nil, sawMore
+		}
+		if part, rest, got = tlsRecord(rest); got == sawNone || got == sawMalformed {
+			// Nothing may come between the records of one message (RFC 8446
+			// section 5.1).
+			return nil, sawMalformed
+		}
+	}
+}
+
+// tlsRecord splits the first record off b. It returns sawNames for a whole
+// handshake record, sawMore with what there is of one that goes on, sawNone for
+// other bytes.
+func tlsRecord(b []byte) (part, rest []byte, got outcome) {
+	for i, most := range [...]struct{ least, most byte }{{tlsHandshake, tlsHandshake}, {3, 3}, {0, 4}} {
+		if i == len(b) {
+			return nil, nil, sawMore
+		}
+		if b[i] < most.least || b[i] > most.most {
+			return nil, nil, sawNone
+		}
+	}
+	if len(b) < tlsRecordHeader {
+		return nil, nil, sawMore
+	}
+	n := int(binary.BigEndian.Uint16(b[3:]))
+	if n == 0 || n > tlsRecordMax {
+		return nil, nil, sawMalformed
+	}
+	if b = b[tlsRecordHeader:]; len(b) < n {
+		return b, nil, sawMore
+	}
+	return b[:n], b[n:], sawNames
+}
+
+// messageLen returns how long the handshake message is that b starts with, its
+// header included, 0 where that cannot be seen yet.
+func messageLen(b []byte) int {
+	if len(b) < tlsMessageHeader {
+		return 0
+	}
+	return tlsMessageHeader + int(b[1])<<16 + int(b[2])<<8 + int(b[3])
+}
+
+// serverName returns the host name in a ClientHello, an empty one where it has
+// none. Every length on the way must fit exactly.
+func serverName(hello []byte) ([]byte, outcome) {
+	r := tlsReader{b: hello}
+	r.take(2 + 32) // version, random
+	session := r.vector8()
+	ciphers := r.vector16()
+	compression := r.vector8()
+	if r.bad || len(session) > 32 || len(ciphers) == 0 || len(ciphers)%2 != 0 || len(compression) == 0 {
+		return nil, sawMalformed
+	}
+	if len(r.b) == 0 {
+		return nil, sawNames // from before extensions
+	}
+	extensions := tlsReader{b: r.vector16()}
+	if r.bad || len(r.b) != 0 {
+		return nil, sawMalformed
+	}
+	var host []byte
+	seen := false
+	for len(extensions.b) > 0 {
+		typ := extensions.uint16()
+		body := extensions.vector16()
+		if extensions.bad {
+			return nil, sawMalformed
+		}
+		if typ != tlsServerName {
+			continue
+		}
+		// Two of them: servers and middleboxes would disagree about which one
+		// counts. RFC 8446 section 4.2 forbids it.
+		if seen {
+			return nil, sawMalformed
+		}
+		seen = true
+		var got outcome
+		if host, got = hostName(body); got != sawNames {
+			return nil, got
+		}
+	}
+	return host, sawNames
+}
+
+// hostName returns the one host name of a server_name extension.
+func hostName(ext []byte) ([]byte, outcome) {
+	r := tlsReader{b: ext}
+	list := tlsReader{b: r.vector16()}
+	if r.bad || len(r.b) != 0 || len(list.b) == 0 {
+		return nil, sawMalformed
+	}
+	var host []byte
+	for len(list.b) > 0 {
+		typ := list.uint8()
+		name := list.vector16()
+		if list.bad || len(name) == 0 {
+			return nil, sawMalformed
+		}
+		if typ != tlsHostName {
+			continue
+		}
+		if host != nil || len(name) > tlsNameMax {
+			return nil, sawMalformed
+		}
+		host = name
+	}
+	return host, sawNames
+}
+
+// tlsReader reads fields off the front of b. After one that does not fit it is
+// bad and gives nothing any more.
+type tlsReader struct {
+	b   []byte
+	bad bool
+}
+
+func (r *tlsReader) take(n int) []byte {
+	if n > len(r.b) {
+		r.b, r.bad = nil, true
+		return nil
+	}
+	v := r.b[:n]
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *tlsReader) uint8() int {
+	if v := r.take(1); v != nil {
+		return int(v[0])
+	}
+	return 0
+}
+
+func (r *tlsReader) uint16() int {
+	if v := r.take(2); v != nil {
+		return int(binary.BigEndian.Uint16(v))
+	}
+	return 0
+}
+
+func (r *tlsReader) vector8() []byte { return r.take(r.uint8()) }
+
+func (r *tlsReader) vector16() []byte { return r.take(r.uint16()) }
