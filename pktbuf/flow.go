@@ -21,31 +21,56 @@ func (f Flow) Reverse() Flow {
 // Flow returns the flow of a parsed packet. It is false where the flow is not
 // known: before Parse, after it has failed, and in fragments other than the
 // first. Their addresses and protocol are filled in as far as they are known.
-func (v *View) Flow() (Flow, bool) {
+func (v *View) Flow() (f Flow, ok bool) {
+	ok = v.FlowTo(&f)
+	return f, ok
+}
+
+// FlowTo is Flow into memory of the caller, which is cheaper.
+func (v *View) FlowTo(f *Flow) bool {
+	// As in Parse, the common packet first.
+	if h := v.pkt; v.state&(hasIPv4|hasPorts|parsed) == hasIPv4|hasPorts|parsed && v.l4 == ipv4Len && len(h) >= ipv4Len+4 {
+		ports := binary.BigEndian.Uint32(h[ipv4Len:])
+		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte(h[12:16])), uint16(ports>>16))
+		dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte(h[16:20])), uint16(ports))
+		f.Src, f.Dst, f.Proto = src, dst, v.proto
+		return true
+	}
+	return v.flowAny(f)
+}
+
+func (v *View) flowAny(f *Flow) bool {
 	var src, dst netip.Addr
-	switch v.ver {
-	case 4:
-		h := v.pkt[v.l3 : v.l3+ipv4Len]
-		src = netip.AddrFrom4([4]byte(h[12:16]))
-		dst = netip.AddrFrom4([4]byte(h[16:20]))
-	case 6:
-		h := v.pkt[v.l3 : v.l3+ipv6Len]
-		src = netip.AddrFrom16([16]byte(h[8:24]))
-		dst = netip.AddrFrom16([16]byte(h[24:40]))
+	switch {
+	case v.state&hasIPv4 != 0:
+		src, dst = v.IPv4().Src(), v.IPv4().Dst()
+	case v.state&hasIPv6 != 0:
+		src, dst = v.IPv6().Src(), v.IPv6().Dst()
 	default:
-		return Flow{}, false
+		*f = Flow{}
+		return false
 	}
 	var sport, dport uint16
-	if v.flags&flagPorts != 0 {
-		h := v.pkt[v.l4 : v.l4+4]
+	switch {
+	case v.state&hasPorts != 0:
+		h := v.pkt[v.l4:]
 		sport, dport = binary.BigEndian.Uint16(h), binary.BigEndian.Uint16(h[2:])
-	} else if v.kind == kindICMP && v.ICMP().IsEcho() || v.kind == kindICMPv6 && v.ICMPv6().IsEcho() {
-		sport = binary.BigEndian.Uint16(v.pkt[v.l4+4:])
+	case v.state&(hasICMP|hasICMPv6) != 0:
+		sport = v.echoID()
 		dport = sport
 	}
-	return Flow{
-		Src:   netip.AddrPortFrom(src, sport),
-		Dst:   netip.AddrPortFrom(dst, dport),
-		Proto: v.proto,
-	}, v.flags&(flagParsed|flagLater) == flagParsed
+	f.Src, f.Dst = netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport)
+	f.Proto = v.proto
+	return v.state&(parsed|laterPart) == parsed
+}
+
+// echoID returns the identifier of an ICMP or ICMPv6 echo message, 0 of others.
+func (v *View) echoID() uint16 {
+	if m := v.ICMP(); m != nil && m.IsEcho() {
+		return m.ID()
+	}
+	if m := v.ICMPv6(); m != nil && m.IsEcho() {
+		return m.ID()
+	}
+	return 0
 }

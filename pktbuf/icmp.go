@@ -85,16 +85,37 @@ func (m ICMPv6) IsError() bool { return m[0] < 128 }
 
 // ICMP returns the ICMP message, nil if there is none.
 func (v *View) ICMP() ICMP {
-	if v.kind != kindICMP {
+	if v.state&hasICMP == 0 {
 		return nil
 	}
-	return ICMP(v.pkt[v.l4:min(int(v.end), len(v.pkt))])
+	return ICMP(v.Transport())
 }
 
 // ICMPv6 returns the ICMPv6 message, nil if there is none.
 func (v *View) ICMPv6() ICMPv6 {
-	if v.kind != kindICMPv6 {
+	if v.state&hasICMPv6 == 0 {
 		return nil
 	}
-	return ICMPv6(v.pkt[v.l4:min(int(v.end), len(v.pkt))])
+	return ICMPv6(v.Transport())
+}
+
+// Quoted makes q a view over the packet that an ICMP or ICMPv6 error quotes, and
+// parses it. Quotes are cut: the first eight bytes of the transport header are
+// all that must be there (RFC 792, RFC 4443), so q has a Flow but often no
+// transport header. The quote cannot be changed through q.
+func (v *View) Quoted(q *View) error {
+	var family Family
+	if m := v.ICMP(); m != nil && m.IsError() {
+		family = IPv4
+	} else if m := v.ICMPv6(); m != nil && m.IsError() {
+		family = IPv6
+	} else {
+		return ErrProto
+	}
+	data := v.Payload()
+	if len(data) == 0 {
+		data = v.PayloadRest()
+	}
+	*q = View{pkt: data, family: family, flags: flagCut | flagShared}
+	return q.Parse()
 }

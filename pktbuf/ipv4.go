@@ -61,4 +61,4 @@ func (h IPv4Header) Src() netip.Addr { return netip.AddrFrom4([4]byte(h[12:16]))
 func (h IPv4Header) Dst() netip.Addr { return netip.AddrFrom4([4]byte(h[16:20])) }
 
 // Options returns the options, empty if there are none.
-func (h IPv4Header) Options() []byte { return h[ipv4Len:] }
+func (h IPv4Header) Options() Options { return Options(h[ipv4Len:]) }

@@ -2,57 +2,69 @@ package pktbuf
 
 import "encoding/binary"
 
+const (
+	icmpLen   = 8
+	icmpv6Len = 4
+	udpLen    = 8
+	sctpLen   = 12
+	tcpLen    = 20
+)
+
 // Parse walks the headers to the payload, once, and checks every length on the
 // way. After an error the headers in front of the one at fault can still be
 // read.
+//
+// What is here is the common packet only, IPv4 without options and with TCP or
+// UDP, whole and in one piece; it writes each field once. Everything else, and
+// every packet that is wrong, is for parseAny, which needs nothing of this.
 func (v *View) Parse() error {
-	v.l3, v.l4, v.pay, v.payEnd, v.end = 0, 0, 0, 0, 0
-	v.frag, v.dst, v.src = 0, 0, 0
-	v.ver, v.proto, v.kind = 0, 0, kindNone
-	v.flags &^= flagParsed | flagMore | flagLater | flagPorts
-	err := ErrProto
-	switch v.family {
-	case IPv4:
-		err = v.parseIPv4(0)
-	case IPv6:
-		err = v.parseIPv6(0)
-	case Bridge:
-		err = v.parseEthernet()
+	if p := v.pkt; v.family == IPv4 && len(p) >= ipv4Len+tcpLen && p[0] == 0x45 {
+		end := int(binary.BigEndian.Uint16(p[2:]))
+		off := int(p[ipv4Len+12]>>4) * 4
+		if binary.BigEndian.Uint16(p[6:])&(ipv4MoreBit|ipv4FragMask) != 0 || end > len(p) {
+			return v.parseAny()
+		}
+		if p[9] == ProtoTCP && off >= tcpLen && ipv4Len+off <= end {
+			v.state, v.proto, v.l3, v.l4 = hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len
+			v.pay, v.end = uint16(ipv4Len+off), uint32(end)
+			return nil
+		}
+		if p[9] == ProtoUDP && end >= ipv4Len+udpLen && int(binary.BigEndian.Uint16(p[ipv4Len+4:])) == end-ipv4Len {
+			v.state, v.proto, v.l3, v.l4 = hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len
+			v.pay, v.end = ipv4Len+udpLen, uint32(end)
+			return nil
+		}
 	}
-	if err == nil {
-		v.flags |= flagParsed
-	}
-	return err
+	return v.parseAny()
 }
 
-func (v *View) parseEthernet() error {
-	p := v.pkt
-	at := ethernetLen
-	for tags := 0; ; tags++ {
-		if len(p) < at {
-			return ErrShort
+// parseAny is Parse for every packet.
+func (v *View) parseAny() error {
+	v.state = 0
+	switch v.family {
+	case IPv4:
+		return v.parseIPv4(0)
+	case IPv6:
+		return v.parseIPv6(0)
+	case Bridge:
+		l3, version, err := linkHeader(v.pkt)
+		switch {
+		case err != nil:
+			return err
+		case version == IPv4:
+			return v.parseIPv4(l3)
 		}
-		switch binary.BigEndian.Uint16(p[at-2:]) {
-		case EtherTypeIPv4:
-			return v.parseIPv4(at)
-		case EtherTypeIPv6:
-			return v.parseIPv6(at)
-		case EtherTypeVLAN, EtherTypeQinQ:
-			if tags == maxVLANs {
-				return ErrProto
-			}
-			at += vlanLen
-		default:
-			return ErrProto
-		}
+		return v.parseIPv6(l3)
 	}
+	return ErrProto
 }
 
 func (v *View) parseIPv4(l3 int) error {
-	if len(v.pkt) < l3+ipv4Len {
+	p := v.pkt
+	if len(p)-l3 < ipv4Len {
 		return ErrShort
 	}
-	h := v.pkt[l3:]
+	h := p[l3:]
 	if h[0]>>4 != 4 {
 		return ErrProto
 	}
@@ -64,23 +76,54 @@ func (v *View) parseIPv4(l3 int) error {
 	if len(h) < ihl {
 		return ErrShort
 	}
-	end := l3 + total
-	if end > v.Len() {
-		if v.flags&flagCut == 0 {
-			return ErrShort
-		}
-		end = v.Len()
+	end := v.clip(l3 + total)
+	if end < 0 {
+		return ErrShort
 	}
 	l4 := l3 + ihl
-	v.l3, v.l4, v.pay = int32(l3), int32(l4), int32(l4)
-	v.payEnd, v.end = int32(end), int32(end)
-	v.ver, v.proto = 4, h[9]
+	v.l3, v.l4, v.pay = uint8(l3), uint16(l4), uint16(l4)
+	v.end = uint32(end)
+	v.proto = h[9]
+	v.state = hasIPv4
 	if frag := binary.BigEndian.Uint16(h[6:]); frag&(ipv4MoreBit|ipv4FragMask) != 0 {
 		if err := v.setFragment(int(frag&ipv4FragMask)*8, total-ihl, frag&ipv4MoreBit != 0); err != nil {
 			return err
 		}
 	}
 	return v.parseTransport(l4, end)
+}
+
+// linkHeader returns where the IP header of an Ethernet frame starts.
+func linkHeader(p []byte) (l3 int, version Family, err error) {
+	at := ethernetLen
+	for tags := 0; len(p) >= at; tags++ {
+		switch binary.BigEndian.Uint16(p[at-2:]) {
+		case EtherTypeIPv4:
+			return at, IPv4, nil
+		case EtherTypeIPv6:
+			return at, IPv6, nil
+		case EtherTypeVLAN, EtherTypeQinQ:
+			if tags == maxVLANs {
+				return 0, 0, ErrProto
+			}
+			at += vlanLen
+		default:
+			return 0, 0, ErrProto
+		}
+	}
+	return 0, 0, ErrShort
+}
+
+// clip returns where a packet ends whose own lengths say that it ends at end:
+// earlier where it is known to be cut, -1 where bytes are missing.
+func (v *View) clip(end int) int {
+	switch n := v.Len(); {
+	case end <= n:
+		return end
+	case v.flags&flagCut != 0:
+		return n
+	}
+	return -1
 }
 
 // setFragment notes a fragment of n bytes at the offset. One that would end
@@ -90,34 +133,80 @@ func (v *View) setFragment(offset, n int, more bool) error {
 		return ErrTooLong
 	}
 	if more {
-		v.flags |= flagMore
+		v.state |= moreFollow
 	}
 	if offset != 0 {
-		v.flags |= flagLater
+		v.state |= laterPart
 	}
 	return nil
 }
 
 func (v *View) parseTransport(l4, end int) error {
-	if v.flags&flagLater != 0 {
+	if v.state&laterPart != 0 {
+		v.state |= parsed
 		return nil
 	}
 	h := v.pkt[l4:min(end, len(v.pkt))]
 	switch v.proto {
 	case ProtoTCP:
-		return v.parseTCP(h)
+		if len(h) < tcpLen {
+			return v.parseCut(h)
+		}
+		off := int(h[12]>>4) * 4
+		if off < tcpLen {
+			return ErrLength
+		}
+		if off > len(h) {
+			return v.parseCut(h)
+		}
+		v.pay = uint16(l4 + off)
+		v.state |= hasTCP | hasPorts | parsed
+		return nil
 	case ProtoUDP:
-		return v.parseUDP(h)
-	case ProtoICMP:
-		return v.parseICMP(h)
-	case ProtoICMPv6:
-		return v.parseICMPv6(h)
-	case ProtoSCTP:
+		if len(h) < udpLen {
+			return v.parseCut(h)
+		}
+		n := int(binary.BigEndian.Uint16(h[4:]))
+		if n < udpLen {
+			return ErrLength
+		}
+		if l4+n < end {
+			v.payEnd = uint32(l4 + n)
+			v.state |= hasTrailer
+		} else if l4+n > end && v.state&moreFollow == 0 && v.flags&flagCut == 0 {
+			return ErrLength
+		}
+		v.pay = uint16(l4 + udpLen)
+		v.state |= hasUDP | hasPorts | parsed
+		return nil
+	}
+	return v.parseOther(h)
+}
+
+// parseOther looks into the transport headers that are neither TCP nor UDP.
+func (v *View) parseOther(h []byte) error {
+	switch {
+	case v.proto == ProtoICMP && v.state&hasIPv4 != 0:
+		if len(h) < icmpLen {
+			return v.parseCut(nil)
+		}
+		v.state |= hasICMP
+		v.pay += icmpLen
+	case v.proto == ProtoICMPv6 && v.state&hasIPv6 != 0:
+		// Four bytes are common to all messages; errors and echo have four more.
+		if len(h) < icmpv6Len || len(h) < icmpLen && (ICMPv6(h).IsError() || ICMPv6(h).IsEcho()) {
+			return v.parseCut(nil)
+		}
+		v.state |= hasICMPv6
+		v.pay += uint16(min(len(h), icmpLen))
+	case v.proto == ProtoSCTP:
 		if len(h) < sctpLen {
 			return v.parseCut(h)
 		}
-		v.flags |= flagPorts
+		v.pay += sctpLen
+		v.state |= hasSCTP | hasPorts
 	}
+	v.state |= parsed
 	return nil
 }
 
@@ -127,75 +216,9 @@ func (v *View) parseCut(h []byte) error {
 	if v.flags&flagCut == 0 {
 		return ErrShort
 	}
+	v.state |= parsed
 	if len(h) >= 4 {
-		v.flags |= flagPorts
+		v.state |= hasPorts
 	}
-	return nil
-}
-
-func (v *View) parseTCP(h []byte) error {
-	if len(h) < tcpLen {
-		return v.parseCut(h)
-	}
-	off := int(h[12]>>4) * 4
-	if off < tcpLen {
-		return ErrLength
-	}
-	if off > len(h) {
-		return v.parseCut(h)
-	}
-	v.kind = kindTCP
-	v.flags |= flagPorts
-	v.pay += int32(off)
-	return nil
-}
-
-func (v *View) parseUDP(h []byte) error {
-	if len(h) < udpLen {
-		return v.parseCut(h)
-	}
-	n := int32(binary.BigEndian.Uint16(h[4:]))
-	if n < udpLen {
-		return ErrLength
-	}
-	if v.l4+n < v.end {
-		v.payEnd = v.l4 + n
-	} else if v.l4+n > v.end && v.flags&(flagMore|flagCut) == 0 {
-		return ErrLength
-	}
-	v.kind = kindUDP
-	v.flags |= flagPorts
-	v.pay += udpLen
-	return nil
-}
-
-const (
-	icmpLen   = 8
-	icmpv6Len = 4
-	sctpLen   = 12
-)
-
-func (v *View) parseICMP(h []byte) error {
-	if v.ver != 4 {
-		return nil
-	}
-	if len(h) < icmpLen {
-		return v.parseCut(nil)
-	}
-	v.kind = kindICMP
-	v.pay += icmpLen
-	return nil
-}
-
-func (v *View) parseICMPv6(h []byte) error {
-	if v.ver != 6 {
-		return nil
-	}
-	// Four bytes are common to all messages; errors and echo have four more.
-	if len(h) < icmpv6Len || len(h) < icmpLen && (ICMPv6(h).IsError() || ICMPv6(h).IsEcho()) {
-		return v.parseCut(nil)
-	}
-	v.kind = kindICMPv6
-	v.pay += int32(min(len(h), icmpLen))
 	return nil
 }

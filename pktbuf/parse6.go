@@ -22,25 +22,24 @@ const (
 )
 
 func (v *View) parseIPv6(l3 int) error {
-	if len(v.pkt) < l3+ipv6Len {
+	p := v.pkt
+	if len(p)-l3 < ipv6Len {
 		return ErrShort
 	}
-	h := v.pkt[l3:]
+	h := p[l3:]
 	if h[0]>>4 != 6 {
 		return ErrProto
 	}
 	plen := int(binary.BigEndian.Uint16(h[4:]))
-	end := l3 + ipv6Len + plen
-	if end > v.Len() {
-		if v.flags&flagCut == 0 {
-			return ErrShort
-		}
-		end = v.Len()
-	}
 	l4 := l3 + ipv6Len
-	v.l3, v.l4, v.pay = int32(l3), int32(l4), int32(l4)
-	v.payEnd, v.end = int32(end), int32(end)
-	v.ver, v.proto = 6, h[6]
+	end := v.clip(l4 + plen)
+	if end < 0 {
+		return ErrShort
+	}
+	v.l3, v.l4, v.pay = uint8(l3), uint16(l4), uint16(l4)
+	v.end = uint32(end)
+	v.proto = h[6]
+	v.state = hasIPv6
 	switch h[6] {
 	case ProtoTCP, ProtoUDP, ProtoICMPv6:
 		return v.parseTransport(l4, end)
@@ -55,9 +54,10 @@ func (v *View) parseIPv6(l3 int) error {
 
 // parseExtensions walks from the first extension header to the transport header.
 func (v *View) parseExtensions(at, end int) error {
+	whole := end
 	end = min(end, len(v.pkt))
-	next := v.proto
-	for n := 0; ; n++ {
+	for n := 0; v.state&laterPart == 0; n++ {
+		next := v.proto
 		size, err := v.extension(next, at, end)
 		if err != nil {
 			return err
@@ -68,17 +68,11 @@ func (v *View) parseExtensions(at, end int) error {
 		if n == maxExtensions || next == extHopByHop && n != 0 {
 			return ErrHeaders
 		}
-		next = v.pkt[at]
+		v.proto = v.pkt[at]
 		at += size
-		v.proto, v.l4, v.pay = next, int32(at), int32(at)
-		if v.flags&flagLater != 0 {
-			break
-		}
+		v.l4, v.pay = uint16(at), uint16(at)
 	}
-	if next == extNone {
-		return nil
-	}
-	return v.parseTransport(at, int(v.end))
+	return v.parseTransport(at, whole)
 }
 
 // extension returns the length of the extension header of a type at an offset,
@@ -93,23 +87,18 @@ func (v *View) extension(typ uint8, at, end int) (int, error) {
 		return 0, ErrShort
 	}
 	h := v.pkt[at:end]
-	size := (int(h[1]) + 1) * 8
-	switch typ {
-	case extAuth:
-		size = (int(h[1]) + 2) * 4
-	case extFragment:
-		size = ipv6FragmentLen
-	}
+	size := extensionLen(typ, h)
 	if size > len(h) {
 		return 0, ErrShort
 	}
 	h = h[:size]
 	switch typ {
 	case extFragment:
-		if v.frag != 0 {
+		if v.state&hasFrag != 0 {
 			return 0, ErrHeaders
 		}
-		v.frag = int32(at)
+		v.frag = uint16(at)
+		v.state |= hasFrag
 		f := IPv6Fragment(h)
 		return size, v.setFragment(f.Offset(), int(v.end)-at-size, f.More())
 	case extRouting:
@@ -128,10 +117,13 @@ func (v *View) noteRouting(h []byte, at int) {
 	}
 	switch h[2] {
 	case routingSource, routingHome:
-		v.dst = int32(at + len(h) - 16)
+		v.dst = uint16(at + len(h) - 16)
 	case routingSegments:
-		v.dst = int32(at + 8)
+		v.dst = uint16(at + 8)
+	default:
+		return
 	}
+	v.state |= hasAltDst
 }
 
 // noteOptions walks the options of a hop-by-hop or destination header. The home
@@ -149,9 +141,48 @@ func (v *View) noteOptions(h []byte, at int) error {
 		case h[i] == optionJumbo:
 			return ErrTooLong
 		case h[i] == optionHomeAddr && h[i+1] == 16:
-			v.src = int32(at + i + 2)
+			v.src = uint16(at + i + 2)
+			v.state |= hasAltSrc
 		}
 		i += 2 + int(h[i+1])
 	}
 	return nil
+}
+
+// Extension is an IPv6 extension header.
+type Extension []byte
+
+// NextHeader returns the type of the header that follows.
+func (e Extension) NextHeader() uint8 { return e[0] }
+
+// Extension returns extension header i of an IPv6 packet and its type, nil if
+// there are not so many.
+func (v *View) Extension(i int) (typ uint8, e Extension) {
+	h := v.IPv6()
+	if h == nil || i < 0 || i > maxExtensions {
+		return 0, nil
+	}
+	typ = h.NextHeader()
+	for at := int(v.l3) + ipv6Len; at < int(v.l4); i-- {
+		size := extensionLen(typ, v.pkt[at:])
+		if i == 0 {
+			return typ, Extension(v.pkt[at : at+size])
+		}
+		typ = v.pkt[at]
+		at += size
+	}
+	return 0, nil
+}
+
+// extensionLen returns the length of an extension header of which eight bytes
+// are there. Two types do not count in units of eight bytes (RFC 8200 section
+// 4.5, RFC 4302 section 2.2).
+func extensionLen(typ uint8, h []byte) int {
+	switch typ {
+	case extFragment:
+		return ipv6FragmentLen
+	case extAuth:
+		return (int(h[1]) + 2) * 4
+	}
+	return (int(h[1]) + 1) * 8
 }

@@ -2,15 +2,20 @@ package pktbuf
 
 import "encoding/binary"
 
-// ReplacePayload replaces n bytes at an offset of the TCP or UDP payload by rep,
-// which may be shorter or longer and must not lie in the packet's own memory.
-// Lengths and checksums are right afterwards; a UDP packet without a checksum
-// stays without. After an error the packet is as it was.
+// ReplacePayload replaces n bytes at an offset of the payload by rep, which may
+// be shorter or longer and must not lie in the packet's own memory. The payload
+// is what Payload returns: that of TCP, UDP, ICMP and SCTP, or of IP itself for
+// other protocols. Lengths and checksums are right afterwards; a checksum that
+// was wrong stays wrong, and a UDP packet without one stays without. After an
+// error the packet is as it was.
+//
+// In a first fragment the length must stay the same; later fragments are
+// refused, their checksum being in the first.
 //
 // When the length of a TCP payload changes, later sequence numbers of the
 // connection have to be adjusted, which is not done here.
 func (v *View) ReplacePayload(off, n int, rep []byte) error {
-	if v.kind != kindTCP && v.kind != kindUDP {
+	if v.state&parsed == 0 {
 		return ErrProto
 	}
 	if off < 0 || n < 0 || off > v.PayloadLen()-n {
@@ -19,20 +24,69 @@ func (v *View) ReplacePayload(off, n int, rep []byte) error {
 	return v.splice(int(v.pay)+off, n, rep)
 }
 
+// Append adds b to the end of the payload, as ReplacePayload does.
+func (v *View) Append(b []byte) error {
+	return v.ReplacePayload(v.PayloadLen(), 0, b)
+}
+
+// Trim takes n bytes off the end of the payload, as ReplacePayload does.
+func (v *View) Trim(n int) error {
+	return v.ReplacePayload(v.PayloadLen()-n, n, nil)
+}
+
+// Replace replaces n bytes at an offset of the packet, whatever they are. It
+// follows up neither lengths nor checksums, and Parse has to be called again.
+// After an error the packet is as it was.
+func (v *View) Replace(off, n int, rep []byte) error {
+	size := v.Len()
+	if off < 0 || n < 0 || off > size-n {
+		return ErrRange
+	}
+	delta := len(rep) - n
+	need := off + n
+	if delta != 0 {
+		need = size
+	}
+	if need > v.WritableLen() {
+		return ErrShared
+	}
+	if delta > 0 && !v.makeRoom(size, delta) {
+		return ErrNoRoom
+	}
+	v.shift(off, n, rep, size)
+	v.state = 0
+	v.flags |= flagChanged
+	return nil
+}
+
 // splice replaces n bytes at an offset of the packet behind the IP headers.
 func (v *View) splice(at, n int, rep []byte) error {
 	delta := len(rep) - n
 	if err := v.checkSplice(at+n, delta); err != nil {
 		return err
 	}
-	if delta > 0 && !v.makeRoom(delta) {
+	if delta > 0 && !v.makeRoom(int(v.end), delta) {
 		return ErrNoRoom
 	}
-	if v.flags&flagUnfinished != 0 && v.csumOffset() != 0 {
-		v.complete()
-	}
-	v.moveTail(at, n, rep)
+	v.finish()
 	v.flags |= flagChanged
+	end := int(v.end)
+	behind := at + n
+	odd := at - int(v.l4)
+	old := uint64(sumAt(v.pkt[at:behind], odd))
+	repl := uint64(sumAt(rep, odd))
+	if delta&1 != 0 {
+		// Every byte behind changes its place in its 16-bit word.
+		rest := v.pkt[behind : int(v.l4)+v.transportLen()]
+		old += uint64(sumAt(rest, odd+n))
+		repl += uint64(sumAt(rest, odd+len(rep)))
+	}
+	v.shift(at, n, rep, end)
+	if delta != 0 {
+		o, r := v.setLengths(delta)
+		old, repl = old+o, repl+r
+	}
+	v.patchTransport(fold(old), fold(repl))
 	return nil
 }
 
@@ -42,77 +96,87 @@ func (v *View) checkSplice(to, delta int) error {
 	switch {
 	case v.flags&flagCut != 0:
 		return ErrShort
-	case v.flags&(flagMore|flagLater) != 0 && (delta != 0 || v.flags&flagUnfinished != 0):
+	case v.state&laterPart != 0 || v.state&moreFollow != 0 && (delta != 0 || v.state&hasSCTP != 0):
 		return ErrFragment
 	case v.ipLength()+delta > ipMaxLen:
 		return ErrTooLong
 	}
 	if delta != 0 {
-		to = int(v.end)
+		to = v.Len()
 	}
-	if to > v.WritableLen() {
+	if to > v.WritableLen() || int(v.pay) > v.WritableLen() {
 		return ErrShared
+	}
+	return v.checkUnfinished()
+}
+
+// checkUnfinished returns why an unfinished checksum cannot be completed.
+func (v *View) checkUnfinished() error {
+	switch at := v.csumOffset(); {
+	case v.flags&flagUnfinished == 0:
+		return nil
+	case v.IsFragment():
+		return ErrFragment
+	case at == 0 || v.state&hasUDP != 0 && v.UDP().Checksum() == 0:
+		// The sum that is not there must be one further in, behind a tunnel's
+		// header, and none that the package could find.
+		return ErrProto
 	}
 	return nil
 }
 
-// ipLength returns the value of the IP header's length field.
+// finish completes an unfinished checksum before the first change, so that all
+// changes may go on from a right one.
+func (v *View) finish() {
+	if v.flags&flagUnfinished != 0 {
+		v.complete(v.csumOffset())
+	}
+}
+
+// ipLength returns the length of the IP packet as its header's length field
+// counts it.
 func (v *View) ipLength() int {
-	if v.ver == 4 {
-		return int(v.end - v.l3)
+	if v.state&hasIPv4 != 0 {
+		return int(v.end) - int(v.l3)
 	}
-	return int(v.end-v.l3) - ipv6Len
+	return int(v.end) - int(v.l3) - ipv6Len
 }
 
-// WritableLen returns how many bytes from the packet's start may be written
-// without another holder seeing it.
-func (v *View) WritableLen() int {
-	if v.flags&flagShared != 0 {
-		return int(v.wlen)
+// lengthField returns the IP header's length field.
+func (v *View) lengthField() int {
+	if v.state&hasIPv4 != 0 {
+		return v.IPv4().TotalLength()
 	}
-	return len(v.pkt)
+	return v.IPv6().PayloadLength()
 }
 
-// makeRoom sees to it that the packet can grow: behind it, or in room. Padding
-// is overwritten.
-func (v *View) makeRoom(delta int) bool {
-	want := int(v.end) + delta
-	if want <= cap(v.pkt) {
+// makeRoom sees to it that the packet can grow beyond end: behind it, or in
+// room. Padding is overwritten.
+func (v *View) makeRoom(end, delta int) bool {
+	if end+delta <= cap(v.pkt) {
 		return true
 	}
-	if want > cap(v.room) {
+	if v.flags&flagRoom == 0 || end+delta > len(v.room) {
 		return false
 	}
-	moved := v.room[:v.end]
+	moved := v.room[:end]
 	copy(moved, v.pkt)
-	v.pkt, v.room, v.front = moved, nil, nil
+	v.pkt = moved
+	v.flags &^= flagRoom | flagFront
 	return true
 }
 
-// moveTail does what splice has checked.
-func (v *View) moveTail(at, n int, rep []byte) {
-	delta := len(rep) - n
-	end := int(v.end)
-	behind := at + n
-	covered := int(v.l4) + v.transportLen()
-	odd := at - int(v.l4)
-	old := uint64(sumAt(v.pkt[at:behind], odd))
-	repl := uint64(sumAt(rep, odd))
-	if delta&1 != 0 {
-		// Every byte behind changes its place in its 16-bit word.
-		rest := v.pkt[behind:covered]
-		old += uint64(sumAt(rest, odd+n))
-		repl += uint64(sumAt(rest, odd+len(rep)))
-	}
-	if delta != 0 {
-		v.pkt = v.pkt[:end+max(delta, 0)]
-		copy(v.pkt[behind+delta:], v.pkt[behind:end])
-		v.pkt = v.pkt[:end+delta]
-		o, r := v.setLengths(delta)
-		old, repl = old+o, repl+r
+// shift writes rep over n bytes and moves what follows, up to end. Where the
+// length changes, end becomes the end of the packet and padding is gone; the
+// caller has checked that nothing of the packet is shared then.
+func (v *View) shift(at, n int, rep []byte, end int) {
+	if delta := len(rep) - n; delta != 0 {
+		p := v.pkt[:max(end, end+delta)]
+		copy(p[at+len(rep):], p[at+n:end])
+		v.pkt = p[:end+delta]
+		v.flags &^= flagShared | flagSplit
 	}
 	copy(v.pkt[at:], rep)
-	v.patchTransport(fold(old), fold(repl))
 }
 
 // setLengths changes all length fields by delta, with the IPv4 header checksum,
@@ -120,25 +184,25 @@ func (v *View) moveTail(at, n int, rep []byte) {
 // and after.
 func (v *View) setLengths(delta int) (old, repl uint64) {
 	was := uint64(v.transportLen())
-	v.end += int32(delta)
-	v.payEnd += int32(delta)
+	v.end += uint32(delta)
+	v.payEnd += uint32(delta)
 	h := v.pkt[v.l3:]
 	length := uint16(v.ipLength())
-	if v.ver == 4 {
+	if v.state&hasIPv4 != 0 {
 		csum := update(binary.BigEndian.Uint16(h[10:]), binary.BigEndian.Uint16(h[2:]), length)
 		binary.BigEndian.PutUint16(h[2:], length)
 		binary.BigEndian.PutUint16(h[10:], csum)
 	} else {
 		binary.BigEndian.PutUint16(h[4:], length)
 	}
-	if v.kind == kindICMP {
+	is := uint64(v.transportLen())
+	switch {
+	case v.state&hasUDP != 0:
+		// UDP's length stands in the pseudo-header and in its own.
+		binary.BigEndian.PutUint16(v.pkt[v.l4+4:], uint16(is))
+		return 2 * was, 2 * is
+	case v.state&hasICMP != 0:
 		return 0, 0
 	}
-	is := uint64(v.transportLen())
-	if v.kind != kindUDP {
-		return was, is
-	}
-	// UDP's length stands in the pseudo-header and in its own.
-	binary.BigEndian.PutUint16(v.pkt[v.l4+4:], uint16(is))
-	return 2 * was, 2 * is
+	return was, is
 }

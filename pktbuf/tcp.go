@@ -2,8 +2,6 @@ package pktbuf
 
 import "encoding/binary"
 
-const tcpLen = 20
-
 // TCP flags.
 const (
 	FlagFIN = 1 << iota
@@ -47,4 +45,4 @@ func (t TCP) Checksum() uint16 { return binary.BigEndian.Uint16(t[16:]) }
 func (t TCP) Urgent() uint16 { return binary.BigEndian.Uint16(t[18:]) }
 
 // Options returns the options, empty if there are none.
-func (t TCP) Options() []byte { return t[tcpLen:] }
+func (t TCP) Options() Options { return Options(t[tcpLen:]) }

@@ -2,8 +2,6 @@ package pktbuf
 
 import "encoding/binary"
 
-const udpLen = 8
-
 // UDP is a UDP header (RFC 768).
 type UDP []byte
 
