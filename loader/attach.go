@@ -99,6 +99,12 @@ func (f *Firewall) attachHooks(a *attachment, l netlink.Link) error {
 		a.hooks = append(a.hooks, h)
 		a.iface.TC = mode
 	}
+	if a.iface.TC == string(TCX) {
+		// Filters of a process that had no TCX guarded until now.
+		if err := removeAllFilters(l); err != nil {
+			return err
+		}
+	}
 	h, mode, err := attachXDP(f.opts, l, f.objs.FwXdp)
 	if err != nil {
 		return err

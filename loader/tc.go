@@ -56,20 +56,14 @@ func attachTC(opts Options, l netlink.Link, dir direction) (hook, string, error)
 }
 
 func attachTCX(l netlink.Link, dir direction, pin string) (hook, error) {
-	h, err := takeOverLink(pin, dir.prog)
+	if h, err := takeOverLink(pin, dir.prog); h != nil || err != nil {
+		return h, err
+	}
+	raw, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: dir.prog, Attach: dir.attach})
 	if err != nil {
 		return nil, err
 	}
-	if h == nil {
-		raw, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: dir.prog, Attach: dir.attach})
-		if err != nil {
-			return nil, err
-		}
-		if h, err = pinLink(raw, pin); err != nil {
-			return nil, err
-		}
-	}
-	return h, removeFilter(l, dir.parent)
+	return pinLink(raw, pin)
 }
 
 // clsactFilter is a filter of ours.
