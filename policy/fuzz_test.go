@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/goccy/go-yaml/lexer"
@@ -24,6 +26,9 @@ func FuzzParse(f *testing.F) {
 		if len(data) > 1<<16 {
 			return
 		}
+		if pos, lost := lostScalar(t, data); lost != "" {
+			t.Errorf("%v: %q is in the file and nowhere in its tree", pos, lost)
+		}
 		p, err := ParseBytes("fuzz.yaml", data, "testdata/good")
 		if err != nil {
 			if p != nil {
@@ -33,10 +38,43 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		checkPolicy(t, p)
-		if _, lost := lostScalar(t, data); lost != "" {
-			t.Errorf("%q is in the file and nowhere in its tree", lost)
-		}
 	})
+}
+
+// TestNothingIsLost looks for lost values in good policies into which pieces of
+// YAML were put at random places.
+func TestNothingIsLost(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(13, 14))
+	pieces := []string{"\n", " ", "  ", "- ", ": ", ":", ",", "{", "}", "[", "]", "x", "x: y", "\n- ", "\n  ", "\n    x: 1", "#", " # c\n",
+		"'", "\"", "'q'", "1", "true", "~", "\r\n", "\t", "{a: b}", "[a, b]", "? ", "---\n", "...\n", "é", "\n\n", "rules:\n"}
+	var good [][]byte
+	for _, file := range mustGlob(t, "testdata/good/*.yaml") {
+		data, err := os.ReadFile(file)
+		must(t, err)
+		good = append(good, data)
+	}
+	trees := 0
+	for range 20_000 {
+		data := slices.Clone(good[rnd.IntN(len(good))])
+		for range 1 + rnd.IntN(3) {
+			at := rnd.IntN(len(data) + 1)
+			data = slices.Insert(data, at, []byte(pieces[rnd.IntN(len(pieces))])...)
+			if cut := rnd.IntN(len(data)); rnd.IntN(3) == 0 {
+				data = slices.Delete(data, cut, min(cut+rnd.IntN(4), len(data)))
+			}
+		}
+		pos, lost := lostScalar(t, data)
+		if lost != "" {
+			t.Fatalf("%v: %q is in the file and nowhere in its tree:\n%s", pos, lost, data)
+		}
+		r := &report{file: "p"}
+		if readYAML(r, data) != nil && r.count == 0 {
+			trees++
+		}
+	}
+	if trees < 1000 {
+		t.Errorf("%d of the files were YAML: the test tests little", trees)
+	}
 }
 
 // lostScalar finds a scalar of the file that is not in its tree. A value that
