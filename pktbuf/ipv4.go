@@ -13,6 +13,17 @@ const (
 	ipv4FragMask = 0x1fff
 )
 
+// IPv4 option types with a meaning here (RFC 791).
+const (
+	IPv4OptEnd         = 0
+	IPv4OptNop         = 1
+	IPv4OptRecordRoute = 7
+	IPv4OptTimestamp   = 68
+	IPv4OptLooseRoute  = 131
+	IPv4OptStrictRoute = 137
+	IPv4OptRouterAlert = 148
+)
+
 // IPv4Header is an IPv4 header with its options (RFC 791).
 type IPv4Header []byte
 

@@ -126,18 +126,13 @@ func (v *View) ClampMSS(limit uint16) error {
 		return err
 	}
 	v.finish()
-	v.overwrite(o[2:], limit)
-	return nil
-}
-
-// overwrite writes a word over the first two bytes of part of the transport
-// header, which may stand at an odd offset, and updates the checksum.
-func (v *View) overwrite(part []byte, word uint16) {
-	at := cap(v.pkt[v.l4:]) - cap(part)
-	old := sumAt(part[:2], at)
-	binary.BigEndian.PutUint16(part, word)
+	// The option may stand at an odd offset: the sum over all of the header
+	// costs less than minding that.
+	old := fold(sum(t, 0))
+	binary.BigEndian.PutUint16(o[2:], limit)
 	v.flags |= flagChanged
-	v.patchTransport(old, sumAt(part[:2], at))
+	v.patchTransport(old, fold(sum(t, 0)))
+	return nil
 }
 
 // StripTCPOption overwrites every option of a kind with no-operations; the

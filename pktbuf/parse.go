@@ -85,12 +85,28 @@ func (v *View) parseIPv4(l3 int) error {
 	v.end = uint32(end)
 	v.proto = h[9]
 	v.state = hasIPv4
+	if ihl > ipv4Len {
+		v.noteSourceRoute(Options(h[ipv4Len:ihl]), l3+ipv4Len)
+	}
 	if frag := binary.BigEndian.Uint16(h[6:]); frag&(ipv4MoreBit|ipv4FragMask) != 0 {
 		if err := v.setFragment(int(frag&ipv4FragMask)*8, total-ihl, frag&ipv4MoreBit != 0); err != nil {
 			return err
 		}
 	}
 	return v.parseTransport(l4, end)
+}
+
+// noteSourceRoute finds the address that the checksum's pseudo-header takes for
+// the destination while a source route is not at its end: its last one (RFC 791
+// section 3.1, RFC 1122 section 3.2.1.8).
+func (v *View) noteSourceRoute(o Options, at int) {
+	for opt, next := o.Next(0); opt != nil; opt, next = o.Next(next) {
+		loose := opt[0] == IPv4OptLooseRoute || opt[0] == IPv4OptStrictRoute
+		if loose && len(opt) >= 7 && int(opt[2]) <= len(opt)-3 {
+			v.dst = uint16(at + next - 4)
+			v.state |= hasAltDst
+		}
+	}
 }
 
 // linkHeader returns where the IP header of an Ethernet frame starts.

@@ -28,33 +28,25 @@ func (v *View) setAddr(a netip.Addr, at4, at6 int, alt uint16) error {
 	if v.proto == protoDCCP || v.proto == protoUDPLite {
 		return ErrProto
 	}
+	at, size := int(v.l3)+at4, 4
+	b := a.As16() // an IPv4 address stands at its end
 	switch {
 	case v.state&hasIPv4 != 0 && a.Is4():
-		b := a.As4()
-		v.finish()
-		old, repl := v.put(int(v.l3)+at4, b[:])
-		v.patchHeader(old, repl)
-		if v.state&hasICMP == 0 {
-			v.patchPseudo(old, repl)
-		}
 	case v.state&hasIPv6 != 0 && a.Is6() && a.Zone() == "":
-		b := a.As16()
-		v.finish()
-		old, repl := v.put(int(v.l3)+at6, b[:])
-		if v.state&alt == 0 {
-			v.patchPseudo(old, repl)
-		}
+		at, size = int(v.l3)+at6, 16
 	default:
 		return ErrProto
 	}
-	return nil
-}
-
-// patchPseudo is patchTransport for the pseudo-header, which SCTP has not.
-func (v *View) patchPseudo(old, repl uint16) {
-	if v.state&hasSCTP == 0 {
+	v.finish()
+	old, repl := v.put(at, b[16-size:])
+	if size == 4 {
+		v.patchHeader(old, repl)
+	}
+	// ICMP has no pseudo-header, nor has SCTP.
+	if v.state&(alt|hasICMP|hasSCTP) == 0 {
 		v.patchTransport(old, repl)
 	}
+	return nil
 }
 
 // SetSrcPort sets the source port of TCP and UDP.

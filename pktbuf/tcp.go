@@ -32,6 +32,9 @@ func (t TCP) Ack() uint32 { return binary.BigEndian.Uint32(t[8:]) }
 // Len returns the header's length in bytes, options included.
 func (t TCP) Len() int { return int(t[12]>>4) * 4 }
 
+// Reserved returns the four bits between data offset and flags.
+func (t TCP) Reserved() uint8 { return t[12] & 0x0f }
+
 // Flags returns the flags from CWR down to FIN.
 func (t TCP) Flags() uint8 { return t[13] }
 

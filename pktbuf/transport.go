@@ -106,24 +106,21 @@ func (v *View) csumOffset() int {
 
 // pseudoSum returns the sum of the pseudo-header for a transport length.
 func (v *View) pseudoSum(n int) uint64 {
-	var acc uint64
-	l3 := int(v.l3)
-	switch {
-	case v.state&hasICMP != 0:
+	if v.state&hasICMP != 0 {
 		return 0
-	case v.state&hasIPv4 != 0:
-		acc = sum(v.pkt[l3+12:l3+20], 0)
-	default:
-		src, dst := l3+8, l3+24
-		if v.state&hasAltSrc != 0 {
-			src = int(v.src)
-		}
-		if v.state&hasAltDst != 0 {
-			dst = int(v.dst)
-		}
-		acc = sum(v.pkt[src:src+16], 0)
-		acc = sum(v.pkt[dst:dst+16], acc)
 	}
+	size, src, dst := 4, int(v.l3)+12, int(v.l3)+16
+	if v.state&hasIPv6 != 0 {
+		size, src, dst = 16, int(v.l3)+8, int(v.l3)+24
+	}
+	if v.state&hasAltSrc != 0 {
+		src = int(v.src)
+	}
+	if v.state&hasAltDst != 0 {
+		dst = int(v.dst)
+	}
+	acc := sum(v.pkt[src:src+size], 0)
+	acc = sum(v.pkt[dst:dst+size], acc)
 	// Length and protocol are two words: at most 17 bits, added with carry.
 	acc, carry := bits.Add64(acc, uint64(n)+uint64(v.proto), 0)
 	return acc + carry
