@@ -1,0 +1,55 @@
+package main
+
+import (
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/hybridfw/hybridfw/policy"
+	"github.com/hybridfw/hybridfw/userspace"
+)
+
+// nameLog writes the names that inspectors see, off the packet path: where the
+// log is slower than the names come, names are lost and counted.
+type nameLog struct {
+	policy *policy.Policy
+	log    *slog.Logger
+	names  chan userspace.Sighting
+	lost   atomic.Uint64
+	ended  chan struct{}
+}
+
+func newNameLog(p *policy.Policy, log *slog.Logger) *nameLog {
+	n := &nameLog{policy: p, log: log, names: make(chan userspace.Sighting, 1024), ended: make(chan struct{})}
+	go n.write()
+	return n
+}
+
+// seen takes a name from a worker. It never waits.
+func (n *nameLog) seen(s userspace.Sighting) {
+	if !s.Log {
+		return
+	}
+	select {
+	case n.names <- s:
+	default:
+		n.lost.Add(1)
+	}
+}
+
+func (n *nameLog) write() {
+	defer close(n.ended)
+	for s := range n.names {
+		n.log.Info("name seen",
+			"kind", s.Kind, "name", s.Name, "verdict", s.Action.String(), "reason", s.Reason.String(),
+			"rule", n.policy.Rules[s.Rule].Name, "src", s.Flow.Src.String(), "dst", s.Flow.Dst.String(), "queued", s.Queued)
+	}
+	if lost := n.lost.Load(); lost > 0 {
+		n.log.Warn("names were not logged: the log was slower than they came", "names", lost)
+	}
+}
+
+// close writes what is left. No worker may call seen any more.
+func (n *nameLog) close() {
+	close(n.names)
+	<-n.ended
+}

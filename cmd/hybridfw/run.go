@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/hybridfw/hybridfw/loader"
+	"github.com/hybridfw/hybridfw/policy"
+	"github.com/hybridfw/hybridfw/userspace"
+)
+
+// defaultQueue is far from the low numbers that other software takes.
+const defaultQueue = 4846
+
+// drainPatience bounds how long a stop waits for packets that are queued.
+const drainPatience = 5 * time.Second
+
+// runOptions are the flags of run.
+type runOptions struct {
+	places
+	policy    string
+	ifaces    []string
+	readyFile string
+	xdp, tc   string
+	queue     uint16
+	queues    int
+	flows     int
+	logFormat string
+}
+
+var runCommand = command{
+	name:    "run",
+	summary: "guard this host until stopped",
+	about: `Loads a policy, guards the interfaces of its zones, and judges in the
+foreground until SIGINT or SIGTERM; then it judges what is still queued and
+leaves nothing behind. Without --policy it observes: everything passes, and the
+names in DNS questions and TLS hellos are logged.
+
+A process that was killed leaves the kernel half guarding. The next run takes
+it over; 'hybridfw detach' removes it.`,
+	setup: func(flags *pflag.FlagSet) runFunc {
+		var o runOptions
+		flags.StringVarP(&o.policy, "policy", "p", "", "policy file; without one, observe")
+		flags.StringArrayVarP(&o.ifaces, "iface", "i", nil, "guard `[ZONE=]NAME` too (repeatable); when observing, only these")
+		flags.StringVar(&o.readyFile, "ready-file", "", "write the process id to this `file` once packets are judged")
+		flags.StringVar(&o.xdp, "xdp", string(loader.XDPAuto), "XDP `mode`: auto, native, generic or off")
+		flags.StringVar(&o.tc, "tc", string(loader.TCAuto), "tc `mode`: auto, tcx or clsact")
+		flags.Uint16Var(&o.queue, "queue", defaultQueue, "first netfilter queue `number`")
+		flags.IntVar(&o.queues, "queues", 0, "`number` of queues (default: one per CPU)")
+		flags.IntVar(&o.flows, "flows", 131072, "`entries` of the flow table")
+		flags.StringVar(&o.logFormat, "log-format", "text", "log `format`: text or json")
+		o.declare(flags)
+		return func(ctx context.Context, e env, args []string) error {
+			if err := errors.Join(noArgs(args), o.check()); err != nil {
+				return err
+			}
+			p, err := o.loadPolicy()
+			if err != nil {
+				return err
+			}
+			return run(ctx, o, p, o.logger(e.stderr))
+		}
+	},
+}
+
+// check refuses flag values that pflag cannot know to be wrong.
+func (o *runOptions) check() error {
+	oneOf := func(flag, value string, allowed ...string) error {
+		if slices.Contains(allowed, value) {
+			return nil
+		}
+		return usagef("--%s %q: expected %s", flag, value, strings.Join(allowed, ", "))
+	}
+	if err := errors.Join(
+		oneOf("xdp", o.xdp, "auto", "native", "generic", "off"),
+		oneOf("tc", o.tc, "auto", "tcx", "clsact"),
+		oneOf("log-format", o.logFormat, "text", "json"),
+	); err != nil {
+		return usageError{strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	if o.flows < 1 || o.flows > 1<<28 {
+		return usagef("--flows %d: expected 1 to %d", o.flows, 1<<28)
+	}
+	return nil
+}
+
+func (o *runOptions) logger(w io.Writer) *slog.Logger {
+	if o.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, nil))
+	}
+	return slog.New(slog.NewTextHandler(w, nil))
+}
+
+// loadPolicy reads the policy, or takes the observing one, and adds the
+// interfaces of the command line.
+func (o *runOptions) loadPolicy() (*policy.Policy, error) {
+	if o.policy == "" {
+		p := policy.Observe()
+		if len(o.ifaces) > 0 {
+			p.Zones[0].Interfaces = nil
+		}
+		return p, addInterfaces(p, o.ifaces)
+	}
+	p, err := policy.Parse(o.policy)
+	if err != nil {
+		return nil, err
+	}
+	return p, addInterfaces(p, o.ifaces)
+}
+
+func addInterfaces(p *policy.Policy, ifaces []string) error {
+	for _, arg := range ifaces {
+		zone, name, ok := strings.Cut(arg, "=")
+		if !ok {
+			zone, name = p.Zones[0].Name, arg
+			if len(p.Zones) > 1 {
+				return usagef("--iface %s: the policy has %d zones: write --iface ZONE=%s", arg, len(p.Zones), arg)
+			}
+		}
+		i := slices.IndexFunc(p.Zones, func(z policy.Zone) bool { return z.Name == zone })
+		if i < 0 {
+			return usagef("--iface %s: the policy has no zone %q", arg, zone)
+		}
+		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ ") {
+			return usagef("--iface %s: %q is not the name of an interface", arg, name)
+		}
+		for j, z := range p.Zones {
+			if j != i && slices.Contains(z.Interfaces, name) {
+				return usagef("--iface %s: %s is in zone %s already", arg, name, z.Name)
+			}
+		}
+		if !slices.Contains(p.Zones[i].Interfaces, name) {
+			p.Zones[i].Interfaces = append(p.Zones[i].Interfaces, name)
+		}
+	}
+	return nil
+}
+
+// run guards the host until ctx ends or the firewall fails. What can fail is
+// done before anything is attached, and whatever was begun is undone.
+func run(ctx context.Context, o runOptions, p *policy.Policy, log *slog.Logger) (err error) {
+	lock, err := lockRunDir(o.runDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cleanRunDir(o.runDir), lock.Close()) }()
+	namespace, err := lockNamespace()
+	if err != nil {
+		return err
+	}
+	defer namespace.Close()
+	for _, w := range p.Warnings {
+		log.Warn("policy", "warning", w.String())
+	}
+	d, err := startDaemon(o, p, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.stop()) }()
+
+	control, err := serveControl(o.runDir, d.status)
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	if o.readyFile != "" {
+		if err := os.WriteFile(o.readyFile, fmt.Appendln(nil, os.Getpid()), 0o644); err != nil {
+			return fmt.Errorf("writing the ready file: %w", err)
+		}
+		defer os.Remove(o.readyFile)
+	}
+	log.Info("guarding", "policy", p.File, "rules", len(p.Rules), "interfaces", len(d.kernel.Interfaces()))
+
+	select {
+	case <-ctx.Done():
+		log.Info("stopping")
+		return nil
+	case err := <-d.failed:
+		return err
+	}
+}
+
+// daemon is a firewall at work: both halves and what joins them.
+type daemon struct {
+	policy   *policy.Policy
+	since    time.Time
+	log      *slog.Logger
+	kernel   *loader.Firewall
+	stage    *userspace.Stage
+	steering *userspace.Steering
+	names    *nameLog
+	attached bool
+	failed   chan error    // a half that cannot go on
+	done     chan struct{} // closed to end the watch over interfaces
+	watched  chan struct{} // closed when it has ended
+}
+
+// startDaemon starts the parts against the packet's way, so that nothing is
+// marked before there is a queue for it, and nothing queued without a worker.
+func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, err error) {
+	d := &daemon{policy: p, since: time.Now(), log: log, names: newNameLog(p, log),
+		failed: make(chan error, 2), done: make(chan struct{}), watched: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			close(d.watched) // was not begun
+			err = errors.Join(err, d.stop())
+		}
+	}()
+	options := userspace.Options{
+		Policy: p, Queue: o.queue, Queues: o.queues, Log: log,
+		Decided: func(e userspace.Decision) error { return d.kernel.Decide(e.Flow, e.Action, e.Rule) },
+		Seen:    d.names.seen,
+	}
+	d.kernel, err = loader.Load(p, loader.Options{
+		PinDir: o.pinDir, XDP: loader.XDPMode(o.xdp), TC: loader.TCMode(o.tc), Flows: o.flows, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if d.stage, err = userspace.Open(options); err != nil {
+		return nil, err
+	}
+	if d.steering, err = userspace.NewSteering(options); err != nil {
+		return nil, err
+	}
+	if err = d.steering.Install(); err != nil {
+		return nil, err
+	}
+	go func() {
+		if err := d.stage.Run(); err != nil {
+			d.failed <- fmt.Errorf("the user-space half stopped: %w", err)
+		}
+	}()
+	if err = d.kernel.Attach(); err != nil {
+		return nil, err
+	}
+	d.attached = true
+	go d.watch()
+	return d, nil
+}
+
+// watch follows interfaces as they come and go. The kernel ends a subscription
+// whose messages it could not keep; a new one begins with all there is.
+func (d *daemon) watch() {
+	defer close(d.watched)
+	for {
+		err := d.kernel.Watch(d.done)
+		if err == nil {
+			return
+		}
+		d.log.Warn("interfaces are watched anew", "err", err)
+		select {
+		case <-d.done:
+			return
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// stop undoes startDaemon in the packet's way: no more marks, then no more
+// queued packets, then no table, then no queue.
+func (d *daemon) stop() error {
+	var errs []error
+	close(d.done)
+	<-d.watched
+	if d.attached {
+		errs = append(errs, d.kernel.Detach())
+	}
+	if d.stage != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), drainPatience)
+		defer cancel()
+		errs = append(errs, d.stage.Drain(ctx))
+	}
+	if d.steering != nil {
+		errs = append(errs, d.steering.Remove())
+	}
+	if d.stage != nil {
+		errs = append(errs, d.stage.Close())
+	}
+	if d.kernel != nil {
+		errs = append(errs, d.kernel.Close())
+	}
+	d.names.close()
+	return errors.Join(errs...)
+}

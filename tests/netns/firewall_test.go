@@ -1,0 +1,238 @@
+// Package netns tests the whole system: the hybridfw program between hosts in
+// network namespaces, with real sockets on both sides.
+package netns
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hybridfw/hybridfw/internal/testnet"
+	"github.com/hybridfw/hybridfw/loader"
+	"github.com/hybridfw/hybridfw/userspace"
+)
+
+func TestMain(m *testing.M) { testnet.Main(m) }
+
+// patience is how long what should happen at once may take on a loaded machine.
+const patience = 20 * time.Second
+
+// binary builds hybridfw once, or takes the one that HYBRIDFW_BIN names, where
+// there is no Go.
+var binary = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("HYBRIDFW_BIN"); path != "" {
+		return path, nil
+	}
+	dir, err := os.MkdirTemp("/run", "hybridfw-bin") // a tmpfs of this process's own
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "hybridfw")
+	out, err := exec.Command("go", "build", "-o", path, "../../cmd/hybridfw").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("building hybridfw: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// firewall is a hybridfw process on a host.
+type firewall struct {
+	tb   testing.TB
+	host *testnet.Host
+	cmd  *exec.Cmd
+	dir  string
+	log  lockedBuffer
+	exit chan error
+	over error // what the process ended with
+	gone bool
+}
+
+// lockedBuffer collects what a process prints while a test reads it.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// prepare makes a firewall that is not started: a policy in a folder of its own.
+func prepare(tb testing.TB, host *testnet.Host, policy string) *firewall {
+	tb.Helper()
+	f := &firewall{tb: tb, host: host, dir: tb.TempDir()}
+	if err := os.WriteFile(f.policy(), []byte(policy), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return f
+}
+
+func (f *firewall) policy() string { return filepath.Join(f.dir, "policy.yaml") }
+
+// places are the flags by which commands find this firewall and no other.
+func (f *firewall) places() []string {
+	pins := "/sys/fs/bpf/" + strings.NewReplacer("/", "-", ".", "-").Replace(f.tb.Name())
+	return []string{"--pin-dir", pins, "--run-dir", filepath.Join(f.dir, "run")}
+}
+
+// start starts hybridfw on a host and waits until it judges packets.
+func start(tb testing.TB, host *testnet.Host, policy string, flags ...string) *firewall {
+	tb.Helper()
+	f := prepare(tb, host, policy)
+	f.start(flags...)
+	return f
+}
+
+func (f *firewall) start(flags ...string) {
+	f.tb.Helper()
+	ready := filepath.Join(f.dir, "ready")
+	args := append([]string{"run", "--policy", f.policy(), "--ready-file", ready, "--queues", "2"}, f.places()...)
+	f.cmd = f.command(append(args, flags...)...)
+	f.cmd.Stdout, f.cmd.Stderr = &f.log, &f.log
+	if err := f.cmd.Start(); err != nil {
+		f.tb.Fatalf("starting hybridfw: %v", err)
+	}
+	f.exit, f.gone = make(chan error, 1), false
+	go func() { f.exit <- f.cmd.Wait() }()
+	f.tb.Cleanup(f.cleanUp)
+	deadline := time.After(patience)
+	for {
+		if _, err := os.Stat(ready); err == nil {
+			return
+		}
+		select {
+		case err := <-f.exit:
+			f.gone = true
+			f.tb.Fatalf("hybridfw ended before it was ready: %v\n%s", err, f.log.String())
+		case <-deadline:
+			f.tb.Fatalf("hybridfw is not ready\n%s", f.log.String())
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// command is a hybridfw command on the firewall's host.
+func (f *firewall) command(args ...string) *exec.Cmd {
+	f.tb.Helper()
+	path, err := binary()
+	if err != nil {
+		f.tb.Fatal(err)
+	}
+	return f.host.Command(path, args...)
+}
+
+// run runs a hybridfw command and returns what it printed and its exit status.
+func (f *firewall) run(args ...string) (stdout, stderr string, status int) {
+	f.tb.Helper()
+	cmd := f.command(args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		f.tb.Fatalf("running hybridfw %v: %v", args, err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// wait waits for the process's end.
+func (f *firewall) wait() error {
+	f.tb.Helper()
+	if f.gone {
+		return f.over
+	}
+	select {
+	case f.over = <-f.exit:
+		f.gone = true
+		return f.over
+	case <-time.After(patience):
+		f.tb.Fatalf("hybridfw does not end\n%s", f.log.String())
+		return nil
+	}
+}
+
+// stop ends the process as an operator does.
+func (f *firewall) stop() {
+	f.tb.Helper()
+	if err := f.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		f.tb.Fatal(err)
+	}
+	if err := f.wait(); err != nil {
+		f.tb.Errorf("hybridfw ended with %v\n%s", err, f.log.String())
+	}
+}
+
+// kill ends the process so that it can undo nothing.
+func (f *firewall) kill() {
+	f.tb.Helper()
+	if err := f.cmd.Process.Kill(); err != nil {
+		f.tb.Fatal(err)
+	}
+	_ = f.wait() // ends with the signal
+}
+
+func (f *firewall) cleanUp() {
+	if !f.gone {
+		f.kill()
+	}
+	f.run(append([]string{"detach"}, f.places()...)...)
+	if f.tb.Failed() {
+		f.tb.Logf("hybridfw's log:\n%s", f.log.String())
+	}
+}
+
+// status is what the status command prints.
+type status struct {
+	Running    bool
+	Interfaces []loader.Interface
+	Kernel     loader.Stats
+	Hooks      []userspace.HookCounters
+	User       userspace.Stats
+}
+
+func (f *firewall) status() status {
+	f.tb.Helper()
+	out, errs, code := f.run(append([]string{"status", "--json"}, f.places()...)...)
+	if code != 0 && f.gone == false {
+		f.tb.Fatalf("status: exit status %d: %s", code, errs)
+	}
+	var s status
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		f.tb.Fatalf("status printed %q: %v", out, err)
+	}
+	return s
+}
+
+// eventually polls a claim about counters, which are published once a batch.
+func (f *firewall) eventually(what string, claim func(status) bool) {
+	f.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var s status
+	for {
+		if s = f.status(); claim(s) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			f.tb.Fatalf("never: %s; the last status was %+v", what, s)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
