@@ -40,7 +40,7 @@ type runFunc func(ctx context.Context, e env, args []string) error
 
 // commands are all commands, in the order in which help shows them.
 func commands() []command {
-	return []command{runCommand, checkCommand, statusCommand, detachCommand, versionCommand}
+	return []command{runCommand, checkCommand, statusCommand, detachCommand, demoCommand, versionCommand}
 }
 
 // usageError is a mistake on the command line.
