@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -68,21 +69,19 @@ func mustRun(tb testing.TB, o Options) *running {
 	}
 	r := &running{stage, steer, make(chan error, 1)}
 	go func() { r.ended <- stage.Run() }()
-	tb.Cleanup(func() {
-		if err := r.drain(); err != nil {
-			tb.Errorf("draining: %v", err)
-		}
-		if err := steer.Remove(); err != nil {
-			tb.Error(err)
-		}
-		if err := stage.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	tb.Cleanup(func() { r.end(tb) })
 	if err := steer.Install(); err != nil {
 		tb.Fatal(err)
 	}
 	return r
+}
+
+// end takes all down, in the order of a good stop. It may be called again.
+func (r *running) end(tb testing.TB) {
+	tb.Helper()
+	if err := errors.Join(r.drain(), r.steer.Remove(), r.Close()); err != nil {
+		tb.Error(err)
+	}
 }
 
 func (r *running) drain() error {
