@@ -45,6 +45,30 @@ func TestBadPolicies(t *testing.T) {
 	}
 }
 
+// TestDocumentedPolicy parses the policy that the package documentation shows
+// piece by piece.
+func TestDocumentedPolicy(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	must(t, err)
+	var policy strings.Builder
+	for line := range strings.Lines(string(doc)) {
+		if code, ok := strings.CutPrefix(line, "//\t"); ok {
+			policy.WriteString(code)
+		}
+	}
+	p, err := ParseBytes("doc.yaml", []byte(policy.String()), "testdata/good")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, policy.String())
+	}
+	d := defaultPolicy()
+	if p.Defaults != d.Defaults || p.Failure != d.Failure || p.Marks != d.Marks || p.Rules[0].Until != defaultUntil {
+		t.Errorf("the documentation shows other defaults than there are:\n%s", dump(p))
+	}
+	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 4 || len(p.Lists) != 2 {
+		t.Errorf("the documentation's policy is understood as:\n%s", dump(p))
+	}
+}
+
 // checkErrors holds what is true of all errors of Parse.
 func checkErrors(t *testing.T, err error) {
 	t.Helper()

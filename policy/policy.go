@@ -1,5 +1,3 @@
-// Package policy is the language in which hybridfw is told what to do: it
-// parses and validates policy files and gives their plain meaning (Match).
 package policy
 
 import (

@@ -212,6 +212,9 @@ func checkTokens(r *report, tokens token.Tokens) bool {
 			}
 		case token.SequenceEntryType, token.MappingValueType:
 			if len(open) > 0 {
+				if tk.Type == token.SequenceEntryType {
+					msg = "not YAML: a - inside brackets or braces; expected a sequence in [ and ]"
+				}
 				break
 			}
 			if last == token.MappingValueType && tk.Type == last && tk.Prev.Position.Line == pos.Line {
