@@ -59,12 +59,10 @@ func (f *Firewall) attach(l netlink.Link) error {
 	if zone == policy.ZoneNone {
 		return nil
 	}
-	named := slices.Contains(f.policy.Zones[zone-1].Interfaces, attrs.Name)
 	if why := unfit(l); why != "" {
-		if named {
-			return fmt.Errorf("interface %s cannot be guarded: %s", attrs.Name, why)
+		if attrs.EncapType != "loopback" {
+			f.opts.Log.Warn("interface not guarded", "name", attrs.Name, "because", why)
 		}
-		f.opts.Log.Debug("interface left out", "name", attrs.Name, "because", why)
 		return nil
 	}
 	f.mu.Lock()

@@ -46,6 +46,7 @@ type Firewall struct {
 	policy *policy.Policy
 	objs   gen.FWObjects
 
+	lock     *os.File // the folder of pins is this process's own
 	mu       sync.Mutex
 	attached map[int]*attachment // by ifindex
 }
@@ -109,47 +110,57 @@ func explainLoad(err error) error {
 
 // Attach attaches the programs to every interface of the policy's zones that
 // exists, and pins what must outlive the process. State that a killed process
-// left on an interface is taken over without an unguarded moment. On an error
-// nothing stays attached.
+// left is taken over without an unguarded moment. What the policy asks for in
+// vain is found before anything is changed; when the kernel refuses something
+// after that, nothing stays attached.
 func (f *Firewall) Attach() error {
-	if err := preparePins(f.opts.PinDir); err != nil {
-		return err
-	}
-	if err := repin(f.objs.Counters, counterPin(f.opts.PinDir)); err != nil {
-		return err
-	}
 	links, err := netlink.LinkList()
 	if err != nil {
-		return errors.Join(fmt.Errorf("listing interfaces: %w", err), f.Detach())
+		return fmt.Errorf("listing interfaces: %w", err)
 	}
-	err = f.missing(links)
-	for _, l := range links {
-		if err != nil {
-			break
-		}
-		err = f.attach(l)
+	if err := f.checkInterfaces(links); err != nil {
+		return err
 	}
-	if err == nil {
-		err = f.dropStale(links)
+	if f.lock, err = lockPins(f.opts.PinDir); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := f.attachAll(links); err != nil {
 		return errors.Join(err, f.Detach())
 	}
 	return nil
 }
 
-// missing reports interfaces that the policy names, not by a glob, and that are
-// not there: more likely a slip than an intention.
-func (f *Firewall) missing(links []netlink.Link) error {
-	exists := make(map[string]bool, len(links))
+func (f *Firewall) attachAll(links []netlink.Link) error {
+	if err := repin(f.objs.Counters, counterPin(f.opts.PinDir)); err != nil {
+		return err
+	}
 	for _, l := range links {
-		exists[l.Attrs().Name] = true
+		if err := f.attach(l); err != nil {
+			return err
+		}
+	}
+	return f.dropStale(links)
+}
+
+// checkInterfaces reports interfaces that the policy names, not by a glob, and
+// that are not there, more likely a slip than an intention, or cannot be
+// guarded.
+func (f *Firewall) checkInterfaces(links []netlink.Link) error {
+	byName := make(map[string]netlink.Link, len(links))
+	for _, l := range links {
+		byName[l.Attrs().Name] = l
 	}
 	for _, zone := range f.policy.Zones {
+		at := fmt.Sprintf("%s:%v: zone %s", f.policy.File, zone.Pos, zone.Name)
 		for _, name := range zone.Interfaces {
-			if !strings.ContainsAny(name, "*?") && !exists[name] {
-				return fmt.Errorf("%s:%d:%d: zone %s has interface %s, but there is none: create it first, name another, or write a glob such as %q for one that comes later",
-					f.policy.File, zone.Pos.Line, zone.Pos.Column, zone.Name, name, name+"*")
+			if strings.ContainsAny(name, "*?") {
+				continue
+			}
+			if byName[name] == nil {
+				return fmt.Errorf("%s has interface %s, but there is none: create it first, name another, or write a glob such as %q for one that comes later", at, name, name+"*")
+			}
+			if why := unfit(byName[name]); why != "" {
+				return fmt.Errorf("%s has interface %s, which cannot be guarded: %s", at, name, why)
 			}
 		}
 	}
@@ -195,4 +206,10 @@ func (f *Firewall) Detach() error {
 }
 
 // Close releases programs and maps. It does not detach.
-func (f *Firewall) Close() error { return f.objs.Close() }
+func (f *Firewall) Close() error {
+	err := f.objs.Close()
+	if f.lock != nil {
+		err = errors.Join(err, f.lock.Close())
+	}
+	return err
+}

@@ -23,20 +23,28 @@ func linkPin(dir, hook string, ifindex int) string {
 	return filepath.Join(dir, hook+"-"+strconv.Itoa(ifindex))
 }
 
-// preparePins makes the folder, and checks that it can hold pins.
-func preparePins(dir string) error {
+// lockPins makes the folder, and locks it for as long as the returned file is
+// open: one process at most may pin there.
+func lockPins(dir string) (*os.File, error) {
 	var st unix.Statfs_t
 	parent := filepath.Dir(dir)
 	if err := unix.Statfs(parent, &st); err != nil {
-		return fmt.Errorf("looking at %s: %w", parent, err)
+		return nil, fmt.Errorf("looking at %s: %w", parent, err)
 	}
 	if uint32(st.Type) != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("%s is not on a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or name another folder with --pin-dir", parent)
+		return nil, fmt.Errorf("%s is not on a BPF file system: mount one (mount -t bpf bpf /sys/fs/bpf), or name another folder with --pin-dir", parent)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("making the folder for pins: %w", err)
+		return nil, fmt.Errorf("making the folder for pins: %w", err)
 	}
-	return nil
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening the folder for pins: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("another hybridfw has its pins in %s: stop it first, or use another --pin-dir", dir), f.Close())
+	}
+	return f, nil
 }
 
 // repin pins a map in the place of what an earlier process left there.
