@@ -3,7 +3,6 @@ package userspace
 import (
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/google/nftables"
@@ -77,10 +76,11 @@ func NewSteering(o Options) (*Steering, error) {
 // Install makes the table, or replaces the rules of one that is there, in one
 // transaction: packets meet the old rules or the new ones.
 func (s *Steering) Install() error {
-	if _, err := findTable(); err != nil {
+	found, err := findTable()
+	if err != nil {
 		return fmt.Errorf("installing nft table inet %s: %w", TableName, err)
 	}
-	err := s.install(s.nativeQueue())
+	err = s.install(s.nativeQueue())
 	if errors.Is(err, unix.ENOENT) {
 		// Only the queue expression can be missing here: everything else that
 		// the transaction names it makes itself.
@@ -88,6 +88,9 @@ func (s *Steering) Install() error {
 			err = fmt.Errorf("this kernel has neither the nft queue expression nor the xt target NFQUEUE: "+
 				"load nft_queue, or nft_compat and xt_NFQUEUE: %w", err)
 		}
+	}
+	if found != nil && (errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EOPNOTSUPP)) {
+		err = fmt.Errorf("a table of this name with other chains is there, remove it first with hybridfw detach: %w", err)
 	}
 	if err != nil {
 		return fmt.Errorf("installing nft table inet %s: %w", TableName, explain(err))
@@ -271,13 +274,10 @@ func newConn() (*nftables.Conn, error) {
 	return c, nil
 }
 
-// explain adds what to do next to the errors that people can do something about.
+// explain adds what to do next to the error that people can do something about.
 func explain(err error) error {
-	switch {
-	case errors.Is(err, syscall.EPERM):
+	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("CAP_NET_ADMIN is missing, run as root: %w", err)
-	case errors.Is(err, syscall.EEXIST):
-		return fmt.Errorf("a table of this name with other chains is there, remove it first with hybridfw detach: %w", err)
 	}
 	return err
 }
