@@ -7,11 +7,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,6 +36,9 @@ var binary = sync.OnceValues(func() (string, error) {
 	}
 	dir, err := os.MkdirTemp("/run", "hybridfw-bin") // a tmpfs of this process's own
 	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // nobody may run it too
 		return "", err
 	}
 	path := filepath.Join(dir, "hybridfw")
@@ -74,22 +79,39 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// prepare makes a firewall that is not started: a policy in a folder of its own.
+// prepared counts firewalls, to give each its own folders.
+var prepared atomic.Int64
+
+// prepare makes a firewall that is not started: a policy in a folder of its own,
+// which has a short name because the path of a socket may have 107 bytes.
 func prepare(tb testing.TB, host *testnet.Host, policy string) *firewall {
 	tb.Helper()
-	f := &firewall{tb: tb, host: host, dir: tb.TempDir()}
-	if err := os.WriteFile(f.policy(), []byte(policy), 0o600); err != nil {
+	f := &firewall{tb: tb, host: host, dir: fmt.Sprintf("/run/fw%d", prepared.Add(1)), gone: true}
+	if err := os.Mkdir(f.dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}
+	tb.Cleanup(func() { _ = os.RemoveAll(f.dir) }) // on a tmpfs of this process's own
+	f.write(policy)
 	return f
+}
+
+// write replaces the policy.
+func (f *firewall) write(policy string) {
+	f.tb.Helper()
+	if err := os.WriteFile(f.policy(), []byte(policy), 0o644); err != nil {
+		f.tb.Fatal(err)
+	}
 }
 
 func (f *firewall) policy() string { return filepath.Join(f.dir, "policy.yaml") }
 
+func (f *firewall) runDir() string { return filepath.Join(f.dir, "run") }
+
+func (f *firewall) pinDir() string { return "/sys/fs/bpf/" + filepath.Base(f.dir) }
+
 // places are the flags by which commands find this firewall and no other.
 func (f *firewall) places() []string {
-	pins := "/sys/fs/bpf/" + strings.NewReplacer("/", "-", ".", "-").Replace(f.tb.Name())
-	return []string{"--pin-dir", pins, "--run-dir", filepath.Join(f.dir, "run")}
+	return []string{"--pin-dir", f.pinDir(), "--run-dir", f.runDir()}
 }
 
 // start starts hybridfw on a host and waits until it judges packets.
@@ -103,6 +125,7 @@ func start(tb testing.TB, host *testnet.Host, policy string, flags ...string) *f
 func (f *firewall) start(flags ...string) {
 	f.tb.Helper()
 	ready := filepath.Join(f.dir, "ready")
+	_ = os.Remove(ready) // of a process that was killed
 	args := append([]string{"run", "--policy", f.policy(), "--ready-file", ready, "--queues", "2"}, f.places()...)
 	f.cmd = f.command(append(args, flags...)...)
 	f.cmd.Stdout, f.cmd.Stderr = &f.log, &f.log
@@ -200,39 +223,79 @@ func (f *firewall) cleanUp() {
 // status is what the status command prints.
 type status struct {
 	Running    bool
+	PID        int
+	Rules      int
 	Interfaces []loader.Interface
 	Kernel     loader.Stats
 	Hooks      []userspace.HookCounters
 	User       userspace.Stats
+	NamesLost  uint64 `json:"names_lost"`
 }
 
-func (f *firewall) status() status {
-	f.tb.Helper()
-	out, errs, code := f.run(append([]string{"status", "--json"}, f.places()...)...)
-	if code != 0 && f.gone == false {
-		f.tb.Fatalf("status: exit status %d: %s", code, errs)
+// hook returns the counters of one netfilter hook.
+func (s status) hook(name string) userspace.HookCounters {
+	for _, h := range s.Hooks {
+		if h.Hook == name {
+			return h
+		}
 	}
-	var s status
-	if err := json.Unmarshal([]byte(out), &s); err != nil {
-		f.tb.Fatalf("status printed %q: %v", out, err)
+	return userspace.HookCounters{}
+}
+
+// judged are the packets that fw_tc has judged by the policy: everything but the
+// chatter of hosts, which comes when it likes.
+func (s status) judged() uint64 {
+	n := s.Kernel.Sum("tc", "", "")
+	for _, chatter := range []string{"icmp", "non_ip"} {
+		n -= s.Kernel.Sum("tc", "", chatter)
+	}
+	return n
+}
+
+// status asks the running process where the status command does.
+func (f *firewall) status() (s status) {
+	f.tb.Helper()
+	client := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(f.runDir(), "control.sock"))
+		},
+	}}
+	defer client.CloseIdleConnections()
+	answer, err := client.Get("http://hybridfw/status")
+	if err != nil {
+		f.tb.Fatalf("asking for the status: %v\n%s", err, f.log.String())
+	}
+	defer answer.Body.Close()
+	if err := json.NewDecoder(answer.Body).Decode(&s); err != nil {
+		f.tb.Fatalf("reading the status: %v", err)
 	}
 	return s
 }
 
-// eventually polls a claim about counters, which are published once a batch.
-func (f *firewall) eventually(what string, claim func(status) bool) {
+// printedStatus runs the status command.
+func (f *firewall) printedStatus() (s status, stderr string, code int) {
 	f.tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var s status
-	for {
-		if s = f.status(); claim(s) {
-			return
+	out, stderr, code := f.run(append([]string{"status", "--json"}, f.places()...)...)
+	if out == "" {
+		return s, stderr, code
+	}
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		f.tb.Fatalf("status printed %q: %v", out, err)
+	}
+	return s, stderr, code
+}
+
+// eventually waits until a claim about the counters holds, which user space
+// publishes once a batch, and returns the status in which it did.
+func (f *firewall) eventually(tb testing.TB, what string, claim func(status) bool) status {
+	tb.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		s := f.status()
+		if claim(s) {
+			return s
 		}
-		select {
-		case <-ctx.Done():
-			f.tb.Fatalf("never: %s; the last status was %+v", what, s)
-		case <-time.After(5 * time.Millisecond):
+		if time.Now().After(deadline) {
+			tb.Fatalf("never: %s; the last status was %+v", what, s)
 		}
 	}
 }
