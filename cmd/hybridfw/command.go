@@ -63,7 +63,7 @@ func execute(ctx context.Context, e env, args []string) int {
 	case "--version":
 		name = "version"
 	}
-	for _, c := range commands() {
+	for _, c := range append(commands(), manCommand) {
 		if c.name == name {
 			return c.execute(ctx, e, args)
 		}
