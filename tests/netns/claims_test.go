@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hybridfw/hybridfw/internal/testnet"
 )
 
@@ -153,7 +155,8 @@ func exchange(tb testing.TB, conn net.Conn, n int) {
 // families, and a firewall that guards it.
 type bench struct {
 	*testnet.Routed
-	f *firewall
+	f   *firewall
+	raw int // packet socket of the client, 0 until it is needed
 }
 
 func newBench(tb testing.TB, o testnet.RoutedOptions, policy string, flags ...string) *bench {
@@ -181,11 +184,34 @@ func (b *bench) barrier(tb testing.TB, fam family) {
 // barrierPackets are what one barrier adds to "judged".
 const barrierPackets = 2
 
-// send sends a frame from the client to the firewall.
+// send sends a packet from the client to the firewall, as a frame.
 func (b *bench) send(tb testing.TB, p testnet.Packet) {
 	tb.Helper()
 	p.EthSrc, p.EthDst = b.Client.MustMAC(tb, "eth0"), b.Firewall.MustMAC(tb, b.Lan)
-	b.Client.MustSend(tb, "eth0", p.Frame())
+	b.sendFrame(tb, p.Frame())
+}
+
+// sendFrame sends a frame from the client. One socket sends all of them: closing
+// one takes the kernel some milliseconds.
+func (b *bench) sendFrame(tb testing.TB, frame []byte) {
+	tb.Helper()
+	if b.raw == 0 {
+		index, err := b.Client.Index("eth0")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		b.Client.MustDo(tb, func() (err error) {
+			b.raw, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+		b.f.tb.Cleanup(func() { _ = unix.Close(b.raw) })
+		if err := unix.Bind(b.raw, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if _, err := unix.Write(b.raw, frame); err != nil {
+		tb.Fatalf("sending a frame of %d bytes: %v", len(frame), err)
+	}
 }
 
 // serverSees counts packets that arrive at the server.
