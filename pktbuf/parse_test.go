@@ -28,7 +28,7 @@ const (
 		04 02                    # SACK permitted
 		08 0a 00 00 00 11 00 00 00 22 # timestamps
 		00 00 00 00              # end of options
-		61 62 63`                //  payload
+		61 62 63` //  payload
 	v6Hex = `
 		6b 91 23 45 00 30 00 40  # version 6, class b9, flow label 12345, length 48, hop-by-hop, hop limit 64
 		20 01 0d b8 00 00 00 00 00 00 00 00 00 00 00 01 # 2001:db8::1

@@ -70,6 +70,7 @@ func (v *View) splice(at, n int, rep []byte) error {
 	}
 	v.finish()
 	v.flags |= flagChanged
+	good := v.crcGood()
 	end := int(v.end)
 	behind := at + n
 	odd := at - int(v.l4)
@@ -87,6 +88,9 @@ func (v *View) splice(at, n int, rep []byte) error {
 		old, repl = old+o, repl+r
 	}
 	v.patchTransport(fold(old), fold(repl))
+	if good {
+		v.complete(v.csumOffset())
+	}
 	return nil
 }
 

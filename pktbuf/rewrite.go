@@ -42,8 +42,7 @@ func (v *View) setAddr(a netip.Addr, at4, at6 int, alt uint16) error {
 	if size == 4 {
 		v.patchHeader(old, repl)
 	}
-	// ICMP has no pseudo-header, nor has SCTP.
-	if v.state&(alt|hasICMP|hasSCTP) == 0 {
+	if v.state&(alt|hasICMP) == 0 {
 		v.patchTransport(old, repl)
 	}
 	return nil

@@ -9,6 +9,9 @@ import (
 // crcTable is for SCTP, whose checksum is the CRC32c (RFC 9260 appendix A).
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
+// crcZero stands for the checksum field; a local one would escape to the heap.
+var crcZero [4]byte
+
 // Checksum is the state of a packet's transport checksum.
 type Checksum uint8
 
@@ -41,7 +44,7 @@ func (v *View) CheckTransport() Checksum {
 	case at == 0 || v.IsFragment() || v.cutShort():
 		return ChecksumUnknown
 	case v.state&hasSCTP != 0:
-		if binary.LittleEndian.Uint32(v.pkt[at:]) == v.crc() {
+		if v.crcGood() {
 			return ChecksumGood
 		}
 		return ChecksumBad
@@ -150,16 +153,20 @@ func (v *View) transportSum() uint16 {
 
 // crc returns the CRC32c of an SCTP packet, its checksum field taken as 0.
 func (v *View) crc() uint32 {
-	var zero [4]byte
 	at := int(v.l4) + 8
 	c := crc32.Update(0, crcTable, v.pkt[v.l4:at])
-	c = crc32.Update(c, crcTable, zero[:])
+	c = crc32.Update(c, crcTable, crcZero[:])
 	end := int(v.end)
 	c = crc32.Update(c, crcTable, v.pkt[at+4:min(end, len(v.pkt))])
 	if end > len(v.pkt) {
 		c = crc32.Update(c, crcTable, v.tail[:end-len(v.pkt)])
 	}
 	return c
+}
+
+// crcGood reports whether this is an SCTP packet whose checksum is right.
+func (v *View) crcGood() bool {
+	return v.state&hasSCTP != 0 && binary.LittleEndian.Uint32(v.pkt[v.csumOffset():]) == v.crc()
 }
 
 // putChecksum writes a transport checksum. A UDP checksum of 0 would say that
@@ -185,14 +192,10 @@ func (v *View) complete(at int) {
 
 // patchTransport updates the transport checksum for covered bytes whose sum was
 // old and is now repl. Packets without a checksum stay without: RFC 768 allows
-// that in IPv4, RFC 6935 in IPv6 tunnels.
+// that in IPv4, RFC 6935 in IPv6 tunnels. SCTP's checksum is no sum.
 func (v *View) patchTransport(old, repl uint16) {
 	at := v.csumOffset()
-	if at == 0 {
-		return
-	}
-	if v.state&hasSCTP != 0 {
-		v.complete(at)
+	if at == 0 || v.state&hasSCTP != 0 {
 		return
 	}
 	csum := binary.BigEndian.Uint16(v.pkt[at:])
