@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/hybridfw/hybridfw/policy"
 )
@@ -26,6 +27,8 @@ func BenchmarkPrograms(b *testing.B) {
 			{"tc/leaving", f.objs.FwTcOut, known},
 			{"tc/rule drops", f.objs.FwTc, listed},
 			{"tc/default drops", f.objs.FwTc, known.reply().from(server4.Next())},
+			{"tc/empty", empty(b, ebpf.SchedCLS), known},
+			{"xdp/empty", empty(b, ebpf.XDP), known},
 			{"xdp/known flow", f.objs.FwXdp, known},
 			{"xdp/rule drops", f.objs.FwXdp, listed},
 		} {
@@ -47,6 +50,18 @@ func BenchmarkPrograms(b *testing.B) {
 		}
 		return nil
 	})
+}
+
+// empty is a program that does nothing: what a run costs by itself.
+func empty(b *testing.B, kind ebpf.ProgramType) *ebpf.Program {
+	b.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { prog.Close() })
+	return prog
 }
 
 // BenchmarkDecide measures how long a decision takes to reach the flow table.
