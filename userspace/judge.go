@@ -191,7 +191,9 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	if f != nil && f.decided {
 		// A hello elsewhere in the stream is a new connection on the old ports,
 		// or meant to look like one. It is judged, but a drop stands.
-		again := got == sawNames || got == sawMore || got == sawMalformed
+		// Handshake bytes only: the accepted flow's own next flight may begin with
+		// other records, and is more of nothing.
+		again := got == sawNames || got != sawNone && payload[0] == tlsHandshake
 		if !again || seq == f.seq || f.action == policy.ActionDrop {
 			return j.again(f)
 		}

@@ -182,8 +182,9 @@ func TestPacketsAlreadyQueuedFollowTheDecision(t *testing.T) {
 	for name, accept := range map[string]bool{"a.bad.example": false, "good.example": true} {
 		w := newTester(t, "", tlsRule)
 		w.judged(t, 0, tcpPacket(1, hello(sni(name))))
+		next := [][]byte{[]byte("early data"), record(20, []byte{1}), record(23, make([]byte, 99)), {20}, record(21, []byte{1, 0})}
 		for i := range 10 {
-			if got := w.judged(t, 0, tcpPacket(uint32(1000+i), []byte("early data"))); got != accept {
+			if got := w.judged(t, 0, tcpPacket(uint32(1000+i), next[i%len(next)])); got != accept {
 				t.Errorf("%s: packet %d accepted: %v", name, i, got)
 			}
 		}

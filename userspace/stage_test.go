@@ -340,4 +340,3 @@ func TestStatsAddUpAcrossQueues(t *testing.T) {
 		t.Errorf("sum %+v, total %+v, %d queues used", sum, st.Counters, used)
 	}
 }
-

@@ -12,6 +12,8 @@ const (
 	tlsRecordHeader  = 5
 	tlsMessageHeader = 4       // type and length of a handshake message
 	tlsRecordMax     = 1 << 14 // of a record that is not encrypted
+	tlsChangeCipher  = 20
+	tlsAlert         = 21
 	tlsHandshake     = 22
 	tlsClientHello   = 1
 	tlsHelloMax      = 1 << 16 // far above what any client sends
@@ -21,7 +23,8 @@ const (
 )
 
 // tlsInspector finds the server name in a ClientHello that starts at the first
-// byte it is shown. What follows the hello is ignored. The hello may be cut into
+// byte it is shown, or behind records that a server would pass over. What follows
+// the hello is ignored. The hello may be cut into
 // several records, as long as all of them are there.
 type tlsInspector struct {
 	given  bool
@@ -63,7 +66,18 @@ func (t *tlsInspector) inspect(b []byte) outcome {
 
 // hello returns the body of the ClientHello that b starts with.
 func (t *tlsInspector) hello(b []byte) ([]byte, outcome) {
-	part, rest, got := tlsRecord(b)
+	part, rest, got := tlsRecord(b, tlsHandshake)
+	for got == sawNone && len(b) > 0 {
+		// Servers let these pass in front of a hello, and the second hello after
+		// a retry comes behind one (RFC 8446 appendix D.4).
+		typ := b[0]
+		if typ != tlsChangeCipher && typ != tlsAlert {
+			return nil, sawNone
+		}
+		if _, b, got = tlsRecord(b, typ); got == sawNames {
+			part, rest, got = tlsRecord(b, tlsHandshake)
+		}
+	}
 	if got == sawNone || got == sawMalformed {
 		return nil, got
 	}
@@ -86,7 +100,7 @@ func (t *tlsInspector) hello(b []byte) ([]byte, outcome) {
 		if got == sawMore {
 			return nil, sawMore
 		}
-		if part, rest, got = tlsRecord(rest); got == sawNone || got == sawMalformed {
+		if part, rest, got = tlsRecord(rest, tlsHandshake); got == sawNone || got == sawMalformed {
 			// Nothing may come between the records of one message (RFC 8446
 			// section 5.1).
 			return nil, sawMalformed
@@ -95,10 +109,10 @@ func (t *tlsInspector) hello(b []byte) ([]byte, outcome) {
 }
 
 // tlsRecord splits the first record off b. It returns sawNames for a whole
-// handshake record, sawMore with what there is of one that goes on, sawNone for
+// record of the type, sawMore with what there is of one that goes on, sawNone for
 // other bytes.
-func tlsRecord(b []byte) (part, rest []byte, got outcome) {
-	for i, most := range [...]struct{ least, most byte }{{tlsHandshake, tlsHandshake}, {3, 3}, {0, 4}} {
+func tlsRecord(b []byte, typ byte) (part, rest []byte, got outcome) {
+	for i, most := range [...]struct{ least, most byte }{{typ, typ}, {3, 3}, {0, 4}} {
 		if i == len(b) {
 			return nil, nil, sawMore
 		}
