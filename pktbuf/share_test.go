@@ -14,7 +14,13 @@ type holder struct {
 }
 
 func newHolder(tb testing.TB, p []byte) *holder {
-	return &holder{view: mustView(tb, family(p), p, 40), model: mustView(tb, family(p), p, 2000)}
+	tb.Helper()
+	h := &holder{view: mustView(tb, family(p), p, 40), model: mustView(tb, family(p), p, 2000)}
+	h.view.Init(family(p), h.view.pkt, make([]byte, len(p)+80))
+	if err := h.view.Parse(); err != nil {
+		tb.Fatal(err)
+	}
+	return h
 }
 
 // clone clones the view, and copies the model.
@@ -101,7 +107,9 @@ func runShared(tb testing.TB, rnd *rand.Rand, steps int) {
 	tb.Helper()
 	names := []string{"TCP4", "UDP4", "TCP4 options", "UDP6", "TCP6 segments", "ICMP6", "GRE4"}
 	s := specs()[names[rnd.IntN(len(names))]]
-	s.payload = pattern(rnd.IntN(120), 1)
+	// Often no payload at all: then all of the packet is headers, and a holder
+	// with its own may grow.
+	s.payload = pattern(max(0, rnd.IntN(160)-40), 1)
 	p := build(s)
 	if rnd.IntN(3) == 0 && s.ver == 4 {
 		p = append(p, pattern(rnd.IntN(9), 7)...) // padding
@@ -216,6 +224,37 @@ func TestHeadersInPlace(t *testing.T) {
 	if err := v.Clone(&c, make([]byte, 39)); err != ErrNoRoom {
 		t.Errorf("cloning into too little memory: %v", err)
 	}
+}
+
+// TestSharedGrowth: what lies behind a shared packet is nobody's to grow into.
+func TestSharedGrowth(t *testing.T) {
+	var v, c View
+	v.Init(IPv4, make([]byte, 0, 10), make([]byte, 10))
+	if err := v.Clone(&c, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Replace(0, 0, []byte("ours")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Replace(0, 0, []byte("theirs")); err != ErrNoRoom {
+		t.Errorf("a clone grows into memory of the other: %v", err)
+	}
+	// All headers: the clone may grow in its own memory only.
+	v = *mustView(t, IPv4, build(spec{ver: 4, proto: ProtoUDP, l4: udpHeader()}), 0)
+	v.Init(IPv4, v.pkt, make([]byte, 100))
+	if err := v.Parse(); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Clone(&c, make([]byte, 30)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Append([]byte("abc")); err != ErrNoRoom {
+		t.Errorf("a clone grows into the other's room: %v", err)
+	}
+	if err := c.Append([]byte("ab")); err != nil || c.WritableLen() != c.Len() {
+		t.Errorf("a clone in its own memory: %v, %d of %d bytes writable", err, c.WritableLen(), c.Len())
+	}
+	mustBeRight(t, &c, "good")
 }
 
 func TestMakeWritableRange(t *testing.T) {
