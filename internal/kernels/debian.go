@@ -30,15 +30,15 @@ type debPackage struct {
 // offers, downloading it when the cache does not hold it. Without a package list
 // or a network the newest one in the cache is used.
 func findKernel(ctx context.Context, series, cache string) (kernel, error) {
-	pkg, err := newestKernel(ctx, series)
+	dir, err := fetchKernel(ctx, series, cache)
+	if err != nil {
+		// The lists may be missing, or older than the archive.
+		if _, updateErr := output(ctx, "apt-get", "-q", "update"); updateErr == nil {
+			dir, err = fetchKernel(ctx, series, cache)
+		}
+	}
 	if err == nil {
-		dir := filepath.Join(cache, pkg.name+"_"+strings.ReplaceAll(pkg.version, ":", "%3a"))
-		if _, statErr := os.Stat(dir); statErr != nil {
-			err = download(ctx, pkg, dir)
-		}
-		if err == nil {
-			return openKernel(dir)
-		}
+		return openKernel(dir)
 	}
 	cached, globErr := filepath.Glob(filepath.Join(cache, "linux-image-"+series+".*"))
 	if globErr != nil || len(cached) == 0 {
@@ -47,6 +47,20 @@ func findKernel(ctx context.Context, series, cache string) (kernel, error) {
 	}
 	fmt.Fprintf(os.Stderr, "kernels: using %s from the cache: %v\n", filepath.Base(cached[len(cached)-1]), err)
 	return openKernel(cached[len(cached)-1])
+}
+
+// fetchKernel sees that the cache holds the newest kernel of a series and returns
+// its folder there.
+func fetchKernel(ctx context.Context, series, cache string) (string, error) {
+	pkg, err := newestKernel(ctx, series)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, pkg.name+"_"+strings.ReplaceAll(pkg.version, ":", "%3a"))
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	return dir, download(ctx, pkg, dir)
 }
 
 // newestKernel asks apt for the newest cloud kernel of a series.

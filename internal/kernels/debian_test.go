@@ -57,7 +57,7 @@ var aptThatWorks = map[string]string{
 pkgnames) echo linux-image-6.1.0-9-cloud-amd64; echo linux-image-6.1.0-57-cloud-amd64 ;;
 show) printf 'Package: linux-image-6.1.0-9-cloud-amd64\nVersion: 6.1.9-1\n\nPackage: linux-image-6.1.0-57-cloud-amd64\nVersion: 6.1.10-1\n' ;;
 esac`,
-	"apt-get": `[ "$3" = linux-image-6.1.0-57-cloud-amd64=6.1.10-1 ] && touch k.deb`,
+	"apt-get": `[ "$2" = download ] && [ "$3" = linux-image-6.1.0-57-cloud-amd64=6.1.10-1 ] && touch k.deb`,
 	"dpkg": `if [ "$1" = -x ]; then
 	mkdir -p "$3/boot" "$3/lib/modules/6.1.0-57-cloud-amd64"; touch "$3/boot/vmlinuz-6.1.0-57-cloud-amd64"
 else
@@ -105,8 +105,21 @@ func TestFailedDownloadLeavesNothingAndSaysWhy(t *testing.T) {
 	}
 }
 
+func TestOldPackageListsAreUpdated(t *testing.T) {
+	cache := filepath.Join(t.TempDir(), "cache")
+	fakePrograms(t, aptThatWorks)
+	updated := filepath.Join(t.TempDir(), "updated")
+	fakePrograms(t, map[string]string{"apt-get": `
+if [ "$2" = update ]; then touch ` + updated + `; exit; fi
+[ -e ` + updated + ` ] || { echo 404 not found >&2; exit 100; }
+touch k.deb`})
+	if _, err := findKernel(context.Background(), "6.1", cache); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUnknownSeriesIsAnError(t *testing.T) {
-	fakePrograms(t, map[string]string{"apt-cache": "exit 0"})
+	fakePrograms(t, map[string]string{"apt-cache": "exit 0", "apt-get": "exit 0"})
 	_, err := findKernel(context.Background(), "9.9", t.TempDir())
 	if err == nil || !strings.Contains(err.Error(), "apt knows no linux-image-9.9.*-cloud-amd64") {
 		t.Errorf("error %v", err)

@@ -33,9 +33,9 @@ type testPackage struct {
 	name string // of the test program
 }
 
-// build compiles the guest's first process, the project's commands and the test
-// programs of the packages, all static.
-func build(ctx context.Context, dir string, packages []string) (*programs, error) {
+// build compiles the guest's first process, a command for the tests that start
+// it and the test programs of the packages, all static.
+func build(ctx context.Context, dir, command string, packages []string) (*programs, error) {
 	root, err := output(ctx, "go", "list", "-m", "-f", "{{.Dir}}")
 	if err != nil {
 		return nil, err
@@ -46,8 +46,13 @@ func build(ctx context.Context, dir string, packages []string) (*programs, error
 	}
 	steps := [][]string{
 		{"build", "-o", filepath.Join(dir, "guest"), "./internal/kernels/guest"},
-		{"build", "-o", filepath.Join(dir, "bin") + "/", "./cmd/hybridfw"},
 		append([]string{"test", "-c", "-o", filepath.Join(dir, "tests") + "/"}, packages...),
+	}
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
+		return nil, err
+	}
+	if command != "" {
+		steps = append(steps, []string{"build", "-o", filepath.Join(dir, "bin") + "/", command})
 	}
 	for _, step := range steps {
 		args := append([]string{step[0], "-trimpath", "-ldflags=-s -w"}, step[1:]...)

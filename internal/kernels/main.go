@@ -26,7 +26,9 @@ import (
 type options struct {
 	series  []string
 	cache   string
+	command string
 	run     string
+	short   bool
 	limit   time.Duration
 	memory  int
 	jobs    int
@@ -39,7 +41,9 @@ func main() {
 	var o options
 	pflag.StringSliceVar(&o.series, "kernel", []string{"6.1", "6.12"}, "series of kernels to run on")
 	pflag.StringVar(&o.cache, "cache", ".cache/kernels", "folder that keeps downloaded kernels")
+	pflag.StringVar(&o.command, "command", "./cmd/hybridfw", "command to put into the guests, \"\" for none")
 	pflag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
+	pflag.BoolVar(&o.short, "short", true, "run the tests with -short: emulation is some 20 times slower")
 	pflag.DurationVar(&o.limit, "timeout", 5*time.Minute, "time for one kernel, from its start to its end")
 	pflag.IntVar(&o.memory, "memory", 1024, "memory of a guest in MiB")
 	pflag.IntVar(&o.jobs, "jobs", 2, "kernels that run at the same time")
@@ -66,7 +70,7 @@ func runAll(ctx context.Context, o options, packages []string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	start := time.Now()
-	p, err := build(ctx, dir, packages)
+	p, err := build(ctx, dir, o.command, packages)
 	if err != nil {
 		return err
 	}
@@ -138,7 +142,7 @@ func (o options) runOne(ctx context.Context, p *programs, series string, w io.Wr
 // testArgs are given to every test program. It gives up before the guest is
 // killed, so that it can say where it hung.
 func (o options) testArgs() []string {
-	args := []string{"-test.v=test2json", "-test.timeout=" + (o.limit * 4 / 5).String()}
+	args := []string{"-test.v=test2json", "-test.timeout=" + (o.limit * 4 / 5).String(), fmt.Sprintf("-test.short=%t", o.short)}
 	if o.run != "" {
 		args = append(args, "-test.run="+o.run)
 	}
