@@ -71,8 +71,8 @@ func (f *Firewall) attach(l netlink.Link) error {
 		return nil
 	}
 	// The zone is known before the first packet is judged by it.
-	if err := f.objs.Zones.Put(uint32(attrs.Index), uint8(zone)); err != nil {
-		return fmt.Errorf("entering %s into its zone: %w", attrs.Name, err)
+	if err := f.enterZone(l); err != nil {
+		return err
 	}
 	a := &attachment{iface: Interface{Name: attrs.Name, Index: attrs.Index, Zone: f.policy.Zones[zone-1].Name}}
 	if err := f.attachHooks(a, l); err != nil {
@@ -80,6 +80,19 @@ func (f *Firewall) attach(l netlink.Link) error {
 	}
 	f.attached[attrs.Index] = a
 	f.opts.Log.Info("interface guarded", "name", attrs.Name, "zone", a.iface.Zone, "xdp", a.iface.XDP, "tc", a.iface.TC)
+	return nil
+}
+
+// enterZone tells the programs an interface's zone, if it has one and can be
+// guarded.
+func (f *Firewall) enterZone(l netlink.Link) error {
+	zone := f.policy.Zone(l.Attrs().Name)
+	if zone == policy.ZoneNone || unfit(l) != "" {
+		return nil
+	}
+	if err := f.objs.Zones.Put(uint32(l.Attrs().Index), uint8(zone)); err != nil {
+		return fmt.Errorf("entering %s into its zone: %w", l.Attrs().Name, err)
+	}
 	return nil
 }
 

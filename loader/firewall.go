@@ -134,6 +134,13 @@ func (f *Firewall) attachAll(links []netlink.Link) error {
 	if err := repin(f.objs.Counters, counterPin(f.opts.PinDir)); err != nil {
 		return err
 	}
+	// All are in their zones before the first is guarded: what comes in there
+	// may leave by any of the others.
+	for _, l := range links {
+		if err := f.enterZone(l); err != nil {
+			return err
+		}
+	}
 	for _, l := range links {
 		if err := f.attach(l); err != nil {
 			return err
