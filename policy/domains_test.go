@@ -82,7 +82,9 @@ func TestDomainsForms(t *testing.T) {
 		".both.example":           true, // an empty label is below, too
 		"example":                 false,
 		strings.Repeat("a.", 200): false,
+		strings.Repeat("a.", 130): false,
 		strings.Repeat("a.", 120) + "both.example": true,
+		strings.Repeat("a.", 121) + "both.example": false, // 254 characters
 	} {
 		if got := d.Match([]byte(name)); got != want {
 			t.Errorf("%q: %t, want %t", name, got, want)
