@@ -40,6 +40,22 @@ func (a *attachment) close() error {
 	return errors.Join(errs...)
 }
 
+// release takes the programs off, and keeps what is still to be closed.
+func (a *attachment) release() error {
+	var errs []error
+	var kept []hook
+	for _, h := range slices.Backward(a.hooks) {
+		if c, ok := h.(*clsactFilter); ok {
+			errs = append(errs, removeFilter(c.link, c.parent))
+			kept = append(kept, h)
+			continue
+		}
+		errs = append(errs, h.close())
+	}
+	a.hooks = kept
+	return errors.Join(errs...)
+}
+
 // Interfaces lists the guarded interfaces by name.
 func (f *Firewall) Interfaces() []Interface {
 	f.mu.Lock()

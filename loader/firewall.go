@@ -197,6 +197,20 @@ func (f *Firewall) Decide(flow pktbuf.Flow, action policy.Action, rule int) erro
 // Stats reads the counters.
 func (f *Firewall) Stats() (Stats, error) { return readStats(f.objs.Counters) }
 
+// Release takes the programs off all interfaces, so that no packet is marked any
+// more, and leaves what cannot be removed without loss to Detach: while a clsact
+// qdisc is removed the kernel loses what its interface sends, packets that come
+// back from a queue among them.
+func (f *Firewall) Release() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	for _, a := range f.attached {
+		errs = append(errs, a.release())
+	}
+	return errors.Join(errs...)
+}
+
 // Detach takes the programs off all interfaces and removes the pins. Packets
 // pass unjudged from then on.
 func (f *Firewall) Detach() error {

@@ -267,13 +267,13 @@ func (d *daemon) watch() {
 }
 
 // stop undoes startDaemon in the packet's way: no more marks, then no more
-// queued packets, then no table, then no queue.
+// queued packets, then no table, then no queue, and nothing on the interfaces.
 func (d *daemon) stop() error {
 	var errs []error
 	close(d.done)
 	<-d.watched
 	if d.attached {
-		errs = append(errs, d.kernel.Detach())
+		errs = append(errs, d.kernel.Release())
 	}
 	if d.stage != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), drainPatience)
@@ -285,6 +285,9 @@ func (d *daemon) stop() error {
 	}
 	if d.stage != nil {
 		errs = append(errs, d.stage.Close())
+	}
+	if d.attached {
+		errs = append(errs, d.kernel.Detach())
 	}
 	if d.kernel != nil {
 		errs = append(errs, d.kernel.Close())
