@@ -193,11 +193,16 @@ func (f *firewall) wait() error {
 // stop ends the process as an operator does.
 func (f *firewall) stop() {
 	f.tb.Helper()
-	if err := f.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		f.tb.Fatal(err)
-	}
+	f.signal(syscall.SIGTERM)
 	if err := f.wait(); err != nil {
 		f.tb.Errorf("hybridfw ended with %v\n%s", err, f.log.String())
+	}
+}
+
+func (f *firewall) signal(s os.Signal) {
+	f.tb.Helper()
+	if err := f.cmd.Process.Signal(s); err != nil {
+		f.tb.Fatal(err)
 	}
 }
 
