@@ -145,7 +145,7 @@ __noinline int parse_skb(struct __sk_buff *skb, struct packet *p)
 		.gso = skb->gso_size != 0,
 	};
 
-	return parse_frame(&c, p);
+	return parse_frame(&c, p, skb->vlan_present);
 }
 
 // parse_quoted parses the packet inside an ICMP error.
@@ -387,7 +387,7 @@ int fw_xdp(struct xdp_md *ctx)
 	};
 
 	// What cannot be parsed here is left to fw_tc, which may see more of it.
-	int parsed = parse_frame(&c, &p);
+	int parsed = parse_frame(&c, &p, false);
 	p.frame_len = c.frame_len;
 	p.segments = 1;
 	if (parsed == PARSED)

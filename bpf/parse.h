@@ -318,8 +318,9 @@ static __always_inline int is_vlan(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-// parse_frame parses from the Ethernet header on.
-static __always_inline int parse_frame(const struct cursor *c, struct packet *p)
+// parse_frame parses from the Ethernet header on. stripped says that the outer
+// VLAN tag is in the metadata, no more in the frame.
+static __always_inline int parse_frame(const struct cursor *c, struct packet *p, bool stripped)
 {
 	struct ethhdr *eth = c->data;
 
@@ -336,7 +337,8 @@ static __always_inline int parse_frame(const struct cursor *c, struct packet *p)
 		p->l3 += sizeof(*tag);
 	}
 	// A deeper tag would hide the packet from every rule.
-	if (is_vlan(proto))
+	if (is_vlan(proto) ||
+	    (stripped && p->l3 == sizeof(*eth) + MAX_VLAN_TAGS * sizeof(struct vlan_tag)))
 		return PARSED_MALFORMED;
 	return parse_ip(c, p, proto);
 }
