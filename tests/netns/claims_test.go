@@ -155,8 +155,9 @@ func exchange(tb testing.TB, conn net.Conn, n int) {
 // families, and a firewall that guards it.
 type bench struct {
 	*testnet.Routed
-	f   *firewall
-	raw int // packet socket of the client, 0 until it is needed
+	f    *firewall
+	raw  int    // packet socket of the client, 0 until it is needed
+	port uint16 // ports given out
 }
 
 func newBench(tb testing.TB, o testnet.RoutedOptions, policy string, flags ...string) *bench {
@@ -170,6 +171,21 @@ func newBench(tb testing.TB, o testnet.RoutedOptions, policy string, flags ...st
 	}
 	b.f = start(tb, b.Firewall, policy, flags...)
 	return b
+}
+
+// from gives an address a port; each call another one, so that each packet is
+// of a new flow.
+func (b *bench) from(addr netip.Addr) netip.AddrPort {
+	b.port++
+	return netip.AddrPortFrom(addr, 20000+b.port)
+}
+
+func (b *bench) to(fam family, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(fam.server, port)
+}
+
+func (b *bench) toHost(fam family, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(fam.lan, port)
 }
 
 // barrier returns when everything that the client has sent before has been

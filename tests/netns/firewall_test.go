@@ -278,14 +278,14 @@ func (f *firewall) status() (s status) {
 }
 
 // printedStatus runs the status command.
-func (f *firewall) printedStatus() (s status, stderr string, code int) {
-	f.tb.Helper()
+func (f *firewall) printedStatus(tb testing.TB) (s status, stderr string, code int) {
+	tb.Helper()
 	out, stderr, code := f.run(append([]string{"status", "--json"}, f.places()...)...)
 	if out == "" {
 		return s, stderr, code
 	}
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
-		f.tb.Fatalf("status printed %q: %v", out, err)
+		tb.Fatalf("status printed %q: %v", out, err)
 	}
 	return s, stderr, code
 }
