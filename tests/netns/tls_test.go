@@ -134,7 +134,7 @@ func TestDeniedServerNameIsStopped(t *testing.T) {
 					before := b.f.status()
 					ctx, cancel := context.WithCancel(testnet.Patience(t))
 					failed := make(chan error, 1)
-					go func() { failed <- tls.Client(s.client, hello(name)).HandshakeContext(ctx) }()
+					go func() { failed <- tlsClient(s.client, name).HandshakeContext(ctx) }()
 					b.f.eventually(t, "the hello is dropped", func(s status) bool { return s.User.Dropped == before.User.Dropped+1 })
 					if _, err := s.server.Write([]byte("from the server")); err != nil {
 						t.Fatal(err)
@@ -190,7 +190,7 @@ rules:
 		before := b.f.status()
 		ctx, cancel := context.WithCancel(testnet.Patience(t))
 		defer cancel()
-		go func() { _ = tls.Client(s.client, hello("")).HandshakeContext(ctx) }()
+		go func() { _ = tlsClient(s.client, "").HandshakeContext(ctx) }()
 		b.f.eventually(t, "without a name no step matches: failure.undecided", func(s status) bool {
 			return s.User.Undecided == before.User.Undecided+1 && s.User.Dropped == before.User.Dropped+1
 		})
@@ -223,7 +223,9 @@ func TestPortReuseIsJudgedAnew(t *testing.T) {
 		before := b.f.status()
 		ctx, cancel := context.WithCancel(testnet.Patience(t))
 		defer cancel()
-		go func() { _ = tls.Client(second, server.ClientConfig("denied.example")).HandshakeContext(ctx) }()
+		go func() { _ = tlsClient(second, "denied.example").HandshakeContext(ctx) }()
 		b.f.eventually(t, "the second hello is dropped", func(s status) bool { return s.User.Dropped == before.User.Dropped+1 })
 	})
 }
+
+func tlsClient(conn net.Conn, name string) *tls.Conn { return tls.Client(conn, hello(name)) }
