@@ -67,8 +67,10 @@ func build(ctx context.Context, dir, command string, packages []string) (*progra
 	if p.corpus == "" {
 		p.corpus = filepath.Join(p.project, "..", guestCorpus)
 	}
-	if _, err := os.Stat(p.corpus); errors.Is(err, fs.ErrNotExist) {
-		p.corpus = ""
+	// Without a symbolic link at its end, which walking would not follow.
+	p.corpus, err = filepath.EvalSymlinks(p.corpus)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("looking for captures: %w", err)
 	}
 	return p, nil
 }
