@@ -65,7 +65,7 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 		return nil, err
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("raising the locked-memory limit: %w", err)
+		return nil, explainLoad(fmt.Errorf("raising the locked-memory limit: %w", err))
 	}
 	f := &Firewall{opts: opts, policy: p, attached: make(map[int]*attachment)}
 	if err := f.load(tables); err != nil {

@@ -27,11 +27,11 @@ func socketPath(runDir string) string { return filepath.Join(runDir, "control.so
 // goes with the process, however it ends.
 func lockRunDir(runDir string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
-		return nil, fmt.Errorf("making the run folder: %w", err)
+		return nil, fmt.Errorf("making the run folder: %w", explainPermission(err))
 	}
 	f, err := os.OpenFile(lockPath(runDir), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("opening the lock: %w", err)
+		return nil, fmt.Errorf("opening the lock: %w", explainPermission(err))
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		pid := readPID(f)
@@ -46,6 +46,14 @@ func lockRunDir(runDir string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("writing the lock: %w", err), f.Close())
 	}
 	return f, nil
+}
+
+// explainPermission adds what to do where something is not permitted.
+func explainPermission(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: run hybridfw as root, or name another folder with --run-dir", err)
+	}
+	return err
 }
 
 // lockNamespace makes sure that one process at most guards a network namespace:

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -21,6 +22,9 @@ import (
 // defaultQueue is far from the low numbers that other software takes.
 const defaultQueue = 4846
 
+// maxQueues is what the user-space half can serve.
+const maxQueues = 256
+
 // drainPatience bounds how long a stop waits for packets that are queued.
 const drainPatience = 5 * time.Second
 
@@ -31,7 +35,7 @@ type runOptions struct {
 	ifaces    []string
 	readyFile string
 	xdp, tc   string
-	queue     uint16
+	queue     int
 	queues    int
 	flows     int
 	logFormat string
@@ -54,7 +58,7 @@ it over; 'hybridfw detach' removes it.`,
 		flags.StringVar(&o.readyFile, "ready-file", "", "write the process id to this `file` once packets are judged")
 		flags.StringVar(&o.xdp, "xdp", string(loader.XDPAuto), "XDP `mode`: auto, native, generic or off")
 		flags.StringVar(&o.tc, "tc", string(loader.TCAuto), "tc `mode`: auto, tcx or clsact")
-		flags.Uint16Var(&o.queue, "queue", defaultQueue, "first netfilter queue `number`")
+		flags.IntVar(&o.queue, "queue", defaultQueue, "first netfilter queue `number`")
 		flags.IntVar(&o.queues, "queues", 0, "`number` of queues (default: one per CPU)")
 		flags.IntVar(&o.flows, "flows", 131072, "`entries` of the flow table")
 		flags.StringVar(&o.logFormat, "log-format", "text", "log `format`: text or json")
@@ -86,6 +90,18 @@ func (o *runOptions) check() error {
 		oneOf("log-format", o.logFormat, "text", "json"),
 	); err != nil {
 		return usageError{strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	if o.queue < 0 || o.queue > 65535 {
+		return usagef("--queue %d: expected 0 to 65535", o.queue)
+	}
+	if o.queues < 0 || o.queues > maxQueues {
+		return usagef("--queues %d: expected 1 to %d, or 0 for one per CPU", o.queues, maxQueues)
+	}
+	if o.queues == 0 {
+		o.queues = min(runtime.NumCPU(), maxQueues)
+	}
+	if last := o.queue + o.queues - 1; last > 65535 {
+		return usagef("--queue %d with %d queues: the last would be %d, expected 65535 at most", o.queue, o.queues, last)
 	}
 	if o.flows < 1 || o.flows > 1<<28 {
 		return usagef("--flows %d: expected 1 to %d", o.flows, 1<<28)
@@ -216,7 +232,7 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 		}
 	}()
 	options := userspace.Options{
-		Policy: p, Queue: o.queue, Queues: o.queues, Log: log,
+		Policy: p, Queue: uint16(o.queue), Queues: o.queues, Log: log,
 		Decided: func(e userspace.Decision) error { return d.kernel.Decide(e.Flow, e.Action, e.Rule) },
 		Seen:    d.names.seen,
 	}
