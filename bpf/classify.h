@@ -18,47 +18,90 @@ enum {
 	AF_INET6 = 10,
 };
 
-static __always_inline __u64 port_set(void *table, bool has_ports, __be16 port)
+// The sets of a packet's fields; a missing one would match nothing.
+struct sets {
+	const __u64 *zone;
+	const __u64 *l4;
+	const __u64 *sport;
+	const __u64 *dport;
+	const __u64 *src;
+	const __u64 *dst;
+};
+
+static __always_inline const __u64 *set(__u32 number)
+{
+	number &= ~SET_EARLY;
+	return bpf_map_lookup_elem(&rule_sets, &number);
+}
+
+static __always_inline __u32 port_number(void *table, bool has_ports, __be16 port)
 {
 	__u32 i = has_ports ? bpf_ntohs(port) : MAX_PORT;
-	__u64 *set = bpf_map_lookup_elem(table, &i);
+	__u32 *number = bpf_map_lookup_elem(table, &i);
 
-	return set ? *set : 0;
+	return number ? *number : 0;
 }
 
-static __always_inline __u64 address_set(void *trie, const __u8 addr[16])
+static __always_inline __u32 address_number(void *hosts, bool any_hosts, void *trie,
+					    const __u8 addr[16])
 {
 	struct prefix_key key = {.prefixlen = 128};
+	__u32 *number = NULL;
 
 	__builtin_memcpy(key.addr, addr, 16);
-	__u64 *set = bpf_map_lookup_elem(trie, &key);
-	return set ? *set : 0;
+	if (any_hosts)
+		number = bpf_map_lookup_elem(hosts, key.addr);
+	if (!number)
+		number = bpf_map_lookup_elem(trie, &key);
+	return number ? *number : 0;
 }
 
-// matching_rules is the set of the rules that match in every field but the zone
-// out. wanted are the rules that the caller cares for: the search ends early
-// when none of them is left.
-static __always_inline __u64 matching_rules(const struct packet *p, __u8 from, __u64 wanted)
+static __always_inline __u32 source_number(const struct packet *p)
 {
-	__u64 set = rules_from[from] & rules_proto[p->proto];
-	__u32 flags = p->proto == IPPROTO_TCP ? p->tcp_flags : MAX_FLAGS;
-
-	set &= rules_flags[flags];
-	if (set & wanted)
-		set &= port_set(&rules_dport, p->has_ports, p->dport);
-	if (set & wanted)
-		set &= port_set(&rules_sport, p->has_ports, p->sport);
-	if (set & wanted)
-		set &= address_set(&rules_src, p->src);
-	if (set & wanted)
-		set &= address_set(&rules_dst, p->dst);
-	return set & wanted ? set : 0;
+	return address_number(&hosts_src, any_hosts_src, &rules_src, p->src);
 }
 
-// first_rule is the index of the lowest rule of a set, or RULE_NONE.
-static __always_inline __u16 first_rule(__u64 set)
+static __always_inline __u32 zone_number(__u8 from, __u32 to_class)
 {
-	return set ? __builtin_ctzll(set) & (MAX_RULES - 1) : RULE_NONE;
+	return zone_sets + zone_from[from] * zone_classes_to + to_class;
+}
+
+// first_match is the index of the first rule in all sets, or RULE_NONE.
+static __noinline __u32 first_match(const struct sets *s)
+{
+	const __u64 *zone = s->zone, *l4 = s->l4, *sport = s->sport, *dport = s->dport,
+		    *src = s->src, *dst = s->dst;
+
+	for (__u32 w = 0; w < MAX_WORDS && w < rule_words; w++) {
+		__u64 all = zone[w] & l4[w] & src[w] & dst[w];
+
+		if (any_dport)
+			all &= dport[w];
+		if (any_sport)
+			all &= sport[w];
+		if (all)
+			return w * 64 + __builtin_ctzll(all);
+	}
+	return RULE_NONE;
+}
+
+// classify is the first rule that matches a packet whose source and zones are
+// known by their sets' numbers.
+static __always_inline __u32 classify(const struct packet *p, __u32 source, __u32 zone)
+{
+	__u32 l4 = p->proto == IPPROTO_TCP ? flag_sets[p->tcp_flags] : l4_sets[p->proto];
+	struct sets s = {
+		.zone = set(zone),
+		.l4 = set(l4),
+		.src = set(source),
+		.dst = set(address_number(&hosts_dst, any_hosts_dst, &rules_dst, p->dst)),
+	};
+
+	s.dport = any_dport ? set(port_number(&rules_dport, p->has_ports, p->dport)) : s.l4;
+	s.sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s.l4;
+	if (!s.zone || !s.l4 || !s.src || !s.dst || !s.dport || !s.sport)
+		return RULE_NONE; // cannot be: every number is in the table
+	return first_match(&s);
 }
 
 static __always_inline __u8 zone_of(__u32 ifindex)

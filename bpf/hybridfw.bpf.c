@@ -77,17 +77,18 @@ static __always_inline __u8 default_action(struct way way)
 static __always_inline struct judgement judge_new(const struct packet *p, const struct flow_id *id,
 						  struct way way, __u64 now)
 {
-	__u16 n = first_rule(matching_rules(p, way.from, ~0ULL) & rules_to[way.to]);
+	__u32 n = classify(p, source_number(p), zone_number(way.from, zone_to[way.to]));
 	struct flow f = {.rule = n, .origin = id->sender, .last_seen = now};
 	__u8 reason = REASON_RULE;
 
-	if (n == RULE_NONE) {
+	if (n >= MAX_RULES) {
+		f.rule = RULE_NONE;
 		f.action = default_action(way);
 		reason = REASON_DEFAULT;
 	} else {
-		f.action = rules[n & (MAX_RULES - 1)].action;
-		f.mark = rules[n & (MAX_RULES - 1)].mark;
-		f.replies = rules[n & (MAX_RULES - 1)].replies;
+		f.action = rules[n].action;
+		f.mark = rules[n].mark;
+		f.replies = rules[n].replies;
 	}
 	if (f.action == ACTION_INSPECT && p->proto == IPPROTO_TCP && !starts_flow(p) &&
 	    on_midstream != ACTION_INSPECT) {
@@ -365,11 +366,15 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 			return judged(VERDICT_PASS, REASON_NEXT);
 		return judged(VERDICT_DROP, REASON_FLOW);
 	}
-	if (!rules_early || is_icmp_error(p) || is_vital_icmp(p))
+	if (!any_early || is_icmp_error(p) || is_vital_icmp(p))
 		return judged(VERDICT_PASS, REASON_NEXT);
-	__u64 set = matching_rules(p, zone_of(ifindex), rules_early);
-	// The lowest bit is the first match, if it does not hang on the zone out.
-	if (set & -set & rules_early)
+	__u32 source = source_number(p);
+	if (!(source & SET_EARLY))
+		return judged(VERDICT_PASS, REASON_NEXT);
+	// Among the rules for any zone out, the first match is the first match if
+	// it does not hang on the zone out.
+	__u32 n = classify(p, source, zone_number(zone_of(ifindex), zone_classes_to - 1));
+	if (n < MAX_RULES && rules[n].early)
 		return judged(VERDICT_DROP, REASON_RULE);
 	return judged(VERDICT_PASS, REASON_NEXT);
 }

@@ -8,7 +8,9 @@
 // Sizes are asserted, so that a change of layout cannot slip in.
 
 enum limits {
-	MAX_RULES = 64,	     // one bit each in a rule set
+	MAX_RULES = 4096,    // one bit each in a rule set
+	MAX_WORDS = 64,	     // of a rule set
+	SET_EARLY = 1 << 30, // flag beside a set's number
 	MAX_PORT = 65536,    // index of "no ports" in the port tables
 	MAX_FLAGS = 256,     // index of "no TCP flags" in the flag table
 	MAX_EXT_HEADERS = 8, // IPv6 extension headers walked
@@ -104,6 +106,11 @@ struct prefix_key {
 };
 _Static_assert(sizeof(struct prefix_key) == 20, "prefix_key");
 
+struct address {
+	__u8 addr[16]; // IPv4 as ::ffff:a.b.c.d
+};
+_Static_assert(sizeof(struct address) == 16, "address");
+
 struct counter {
 	__u64 packets; // segments of a super-packet each count
 	__u64 bytes;   // of frames
@@ -114,7 +121,7 @@ struct rule {
 	__u8 action;
 	__u8 mark;    // ACTION_INSPECT: the mark field
 	__u8 replies; // ACTION_INSPECT: replies are uncertain too
-	__u8 pad;
+	__u8 early;   // drops whatever the zone out is: fw_xdp may do it
 };
 _Static_assert(sizeof(struct rule) == 4, "rule");
 

@@ -5,6 +5,7 @@
 #include "hybridfw.h"
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
+#include <stdbool.h>
 
 // Settings: constants for a loaded program, set by loader/encode.go.
 const volatile __u32 mark_mask;
@@ -16,38 +17,70 @@ const volatile enum action on_malformed;
 const volatile enum action on_midstream;
 const volatile struct rule rules[MAX_RULES];
 
-// Rule sets: bit i stands for rule i. A rule that does not look at a field is
-// in every set of that field, so the AND over all fields is the set of rules
-// that match, and its lowest bit is the first.
-const volatile __u64 rules_from[256];		 // by zone
-const volatile __u64 rules_to[256];		 // by zone
-const volatile __u64 rules_proto[256];		 // by IP protocol
-const volatile __u64 rules_flags[MAX_FLAGS + 1]; // by TCP flags
-const volatile __u64 rules_early;		 // drop whatever the zone out is
+// Classification. A set of rules is a bit vector of rule_words words, bit i for
+// rule i; for each field of a packet a table gives the number of the set of the
+// rules that its value satisfies. A rule that does not look at a field is in
+// every set of that field, so the AND over all fields is the set of rules that
+// match, and its lowest bit is the first.
+const volatile __u32 rule_words;
+const volatile __u16 zone_from[256];	   // class of a zone as the zone in
+const volatile __u16 zone_to[256];	   // class of a zone as the zone out
+const volatile __u32 zone_classes_to;	   // their number; the last is "any"
+const volatile __u32 zone_sets;		   // number of the set of the first pair of classes
+const volatile __u32 l4_sets[256];	   // by IP protocol, for all but TCP
+const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
+const volatile bool any_early;		   // some rule drops whatever the zone out is
+const volatile bool any_hosts_src, any_hosts_dst, any_sport, any_dport;
 
-// Rule sets by port; entry MAX_PORT is for packets that have none.
+// The sets. The loader makes values as long as rule_words says.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} rule_sets SEC(".maps");
+
+// Sets by port; entry MAX_PORT is for packets that have none.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_PORT + 1);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, __u32);
 } rules_sport SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_PORT + 1);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, __u32);
 } rules_dport SEC(".maps");
 
-// Rule sets by address: each prefix holds the rules of all prefixes around it
-// too, so that the longest match is the whole answer. Both tries have ::/0.
+// Sets by address. Single addresses are looked up first; a prefix holds the
+// rules of all prefixes around it too, an address those of its prefixes, so that
+// one answer is the whole answer. Both tries have ::/0. In the sources' tables
+// SET_EARLY tells that fw_xdp has something to find.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, __u32);
+} hosts_src SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, __u32);
+} hosts_dst SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix_key);
-	__type(value, __u64);
+	__type(value, __u32);
 } rules_src SEC(".maps");
 
 struct {
@@ -55,7 +88,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct prefix_key);
-	__type(value, __u64);
+	__type(value, __u32);
 } rules_dst SEC(".maps");
 
 // Guarded interfaces: ifindex to zone.

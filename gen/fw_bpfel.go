@@ -22,6 +22,11 @@ const (
 	FWActionACTION_INSPECT FWAction = 3
 )
 
+type FWAddress struct {
+	_    structs.HostLayout
+	Addr [16]uint8
+}
+
 type FWCounter struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -70,7 +75,9 @@ const (
 type FWLimits uint32
 
 const (
-	FWLimitsMAX_RULES       FWLimits = 64
+	FWLimitsMAX_RULES       FWLimits = 4096
+	FWLimitsMAX_WORDS       FWLimits = 64
+	FWLimitsSET_EARLY       FWLimits = 1073741824
 	FWLimitsMAX_PORT        FWLimits = 65536
 	FWLimitsMAX_FLAGS       FWLimits = 256
 	FWLimitsMAX_EXT_HEADERS FWLimits = 8
@@ -108,7 +115,7 @@ type FWRule struct {
 	Action  uint8
 	Mark    uint8
 	Replies uint8
-	Pad     uint8
+	Early   uint8
 }
 
 type FWVerdict uint32
@@ -127,6 +134,9 @@ const (
 	FWMapCounters       = "counters"
 	FWMapFlows          = "flows"
 	FWMapFragments      = "fragments"
+	FWMapHostsDst       = "hosts_dst"
+	FWMapHostsSrc       = "hosts_src"
+	FWMapRuleSets       = "rule_sets"
 	FWMapRulesDport     = "rules_dport"
 	FWMapRulesDst       = "rules_dst"
 	FWMapRulesSport     = "rules_sport"
@@ -136,20 +146,27 @@ const (
 	FWProgFwTc          = "fw_tc"
 	FWProgFwTcOut       = "fw_tc_out"
 	FWProgFwXdp         = "fw_xdp"
+	FWVarAnyDport       = "any_dport"
+	FWVarAnyEarly       = "any_early"
+	FWVarAnyHostsDst    = "any_hosts_dst"
+	FWVarAnyHostsSrc    = "any_hosts_src"
+	FWVarAnySport       = "any_sport"
 	FWVarDefaultForward = "default_forward"
 	FWVarDefaultInput   = "default_input"
 	FWVarDefaultOutput  = "default_output"
+	FWVarFlagSets       = "flag_sets"
+	FWVarL4Sets         = "l4_sets"
 	FWVarMarkMask       = "mark_mask"
 	FWVarMarkShift      = "mark_shift"
 	FWVarOnMalformed    = "on_malformed"
 	FWVarOnMidstream    = "on_midstream"
+	FWVarRuleWords      = "rule_words"
 	FWVarRules          = "rules"
-	FWVarRulesEarly     = "rules_early"
-	FWVarRulesFlags     = "rules_flags"
-	FWVarRulesFrom      = "rules_from"
-	FWVarRulesProto     = "rules_proto"
-	FWVarRulesTo        = "rules_to"
 	FWVarUnusedLimits   = "unused_limits"
+	FWVarZoneClassesTo  = "zone_classes_to"
+	FWVarZoneFrom       = "zone_from"
+	FWVarZoneSets       = "zone_sets"
+	FWVarZoneTo         = "zone_to"
 )
 
 // LoadFW returns the embedded CollectionSpec for FW.
@@ -207,6 +224,9 @@ type FWMapSpecs struct {
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	Fragments  *ebpf.MapSpec `ebpf:"fragments"`
+	HostsDst   *ebpf.MapSpec `ebpf:"hosts_dst"`
+	HostsSrc   *ebpf.MapSpec `ebpf:"hosts_src"`
+	RuleSets   *ebpf.MapSpec `ebpf:"rule_sets"`
 	RulesDport *ebpf.MapSpec `ebpf:"rules_dport"`
 	RulesDst   *ebpf.MapSpec `ebpf:"rules_dst"`
 	RulesSport *ebpf.MapSpec `ebpf:"rules_sport"`
@@ -218,20 +238,27 @@ type FWMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWVariableSpecs struct {
+	AnyDport       *ebpf.VariableSpec `ebpf:"any_dport"`
+	AnyEarly       *ebpf.VariableSpec `ebpf:"any_early"`
+	AnyHostsDst    *ebpf.VariableSpec `ebpf:"any_hosts_dst"`
+	AnyHostsSrc    *ebpf.VariableSpec `ebpf:"any_hosts_src"`
+	AnySport       *ebpf.VariableSpec `ebpf:"any_sport"`
 	DefaultForward *ebpf.VariableSpec `ebpf:"default_forward"`
 	DefaultInput   *ebpf.VariableSpec `ebpf:"default_input"`
 	DefaultOutput  *ebpf.VariableSpec `ebpf:"default_output"`
+	FlagSets       *ebpf.VariableSpec `ebpf:"flag_sets"`
+	L4Sets         *ebpf.VariableSpec `ebpf:"l4_sets"`
 	MarkMask       *ebpf.VariableSpec `ebpf:"mark_mask"`
 	MarkShift      *ebpf.VariableSpec `ebpf:"mark_shift"`
 	OnMalformed    *ebpf.VariableSpec `ebpf:"on_malformed"`
 	OnMidstream    *ebpf.VariableSpec `ebpf:"on_midstream"`
+	RuleWords      *ebpf.VariableSpec `ebpf:"rule_words"`
 	Rules          *ebpf.VariableSpec `ebpf:"rules"`
-	RulesEarly     *ebpf.VariableSpec `ebpf:"rules_early"`
-	RulesFlags     *ebpf.VariableSpec `ebpf:"rules_flags"`
-	RulesFrom      *ebpf.VariableSpec `ebpf:"rules_from"`
-	RulesProto     *ebpf.VariableSpec `ebpf:"rules_proto"`
-	RulesTo        *ebpf.VariableSpec `ebpf:"rules_to"`
 	UnusedLimits   *ebpf.VariableSpec `ebpf:"unused_limits"`
+	ZoneClassesTo  *ebpf.VariableSpec `ebpf:"zone_classes_to"`
+	ZoneFrom       *ebpf.VariableSpec `ebpf:"zone_from"`
+	ZoneSets       *ebpf.VariableSpec `ebpf:"zone_sets"`
+	ZoneTo         *ebpf.VariableSpec `ebpf:"zone_to"`
 }
 
 // FWObjects contains all objects after they have been loaded into the kernel.
@@ -257,6 +284,9 @@ type FWMaps struct {
 	Counters   *ebpf.Map `ebpf:"counters"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Fragments  *ebpf.Map `ebpf:"fragments"`
+	HostsDst   *ebpf.Map `ebpf:"hosts_dst"`
+	HostsSrc   *ebpf.Map `ebpf:"hosts_src"`
+	RuleSets   *ebpf.Map `ebpf:"rule_sets"`
 	RulesDport *ebpf.Map `ebpf:"rules_dport"`
 	RulesDst   *ebpf.Map `ebpf:"rules_dst"`
 	RulesSport *ebpf.Map `ebpf:"rules_sport"`
@@ -269,6 +299,9 @@ func (m *FWMaps) Close() error {
 		m.Counters,
 		m.Flows,
 		m.Fragments,
+		m.HostsDst,
+		m.HostsSrc,
+		m.RuleSets,
 		m.RulesDport,
 		m.RulesDst,
 		m.RulesSport,
@@ -281,20 +314,27 @@ func (m *FWMaps) Close() error {
 //
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWVariables struct {
+	AnyDport       *ebpf.Variable `ebpf:"any_dport"`
+	AnyEarly       *ebpf.Variable `ebpf:"any_early"`
+	AnyHostsDst    *ebpf.Variable `ebpf:"any_hosts_dst"`
+	AnyHostsSrc    *ebpf.Variable `ebpf:"any_hosts_src"`
+	AnySport       *ebpf.Variable `ebpf:"any_sport"`
 	DefaultForward *ebpf.Variable `ebpf:"default_forward"`
 	DefaultInput   *ebpf.Variable `ebpf:"default_input"`
 	DefaultOutput  *ebpf.Variable `ebpf:"default_output"`
+	FlagSets       *ebpf.Variable `ebpf:"flag_sets"`
+	L4Sets         *ebpf.Variable `ebpf:"l4_sets"`
 	MarkMask       *ebpf.Variable `ebpf:"mark_mask"`
 	MarkShift      *ebpf.Variable `ebpf:"mark_shift"`
 	OnMalformed    *ebpf.Variable `ebpf:"on_malformed"`
 	OnMidstream    *ebpf.Variable `ebpf:"on_midstream"`
+	RuleWords      *ebpf.Variable `ebpf:"rule_words"`
 	Rules          *ebpf.Variable `ebpf:"rules"`
-	RulesEarly     *ebpf.Variable `ebpf:"rules_early"`
-	RulesFlags     *ebpf.Variable `ebpf:"rules_flags"`
-	RulesFrom      *ebpf.Variable `ebpf:"rules_from"`
-	RulesProto     *ebpf.Variable `ebpf:"rules_proto"`
-	RulesTo        *ebpf.Variable `ebpf:"rules_to"`
 	UnusedLimits   *ebpf.Variable `ebpf:"unused_limits"`
+	ZoneClassesTo  *ebpf.Variable `ebpf:"zone_classes_to"`
+	ZoneFrom       *ebpf.Variable `ebpf:"zone_from"`
+	ZoneSets       *ebpf.Variable `ebpf:"zone_sets"`
+	ZoneTo         *ebpf.Variable `ebpf:"zone_to"`
 }
 
 // FWPrograms contains all programs after they have been loaded into the kernel.

@@ -1,10 +1,7 @@
 package loader
 
 import (
-	"cmp"
 	"fmt"
-	"math/bits"
-	"net/netip"
 	"slices"
 
 	"github.com/hybridfw/hybridfw/policy"
@@ -12,37 +9,31 @@ import (
 
 // Table sizes. They are the kernel half's own, see bpf/hybridfw.h.
 const (
-	maxRules = 64
+	maxRules = 4096
 	noPorts  = 65536 // index of packets without ports
-	noFlags  = 256   // index of packets without TCP flags
+	maxFlags = 256   // values of TCP's flags
 )
 
-// A ruleSet is a set of rules: bit i stands for Policy.Rules[i].
-type ruleSet uint64
-
-// first is the index of the first rule of the set, or -1.
-func (s ruleSet) first() int {
-	if s == 0 {
-		return -1
-	}
-	return bits.TrailingZeros64(uint64(s))
-}
-
-// Tables are a compiled policy: for each field of a packet the set of rules that
-// its value satisfies. The rules that match a packet are the intersection, and
-// the lowest bit is the first match.
+// Tables are a compiled policy: for each field of a packet the number of the set
+// of rules that its value satisfies. The rules that match a packet are the
+// intersection of its fields' sets, and the lowest is the first match.
 type Tables struct {
 	defaults policy.Defaults
 	failure  policy.Failure
 	mask     uint32
 	rules    []tableRule
-	from, to [256]ruleSet
-	proto    [256]ruleSet
-	flags    [noFlags + 1]ruleSet
-	sport    []ruleSet // noPorts + 1
-	dport    []ruleSet
-	src, dst []prefixSet
-	early    ruleSet // drop whatever the zone out is: XDP may do it
+	sets     *setPool
+
+	fromClass, toClass [256]uint16 // of zones
+	toClasses          int         // the last one is "any"
+	pairs              uint32      // number of the set of the first pair of classes
+
+	proto        [256]uint32 // sets; for all protocols but TCP
+	flags        [maxFlags]uint32
+	sport, dport []uint32 // sets, noPorts + 1 of them; nil where no rule looks
+	src, dst     addrTable
+
+	early bool // some rule drops whatever the zone out is
 }
 
 // tableRule is what a matched rule does.
@@ -50,13 +41,7 @@ type tableRule struct {
 	action  policy.Action
 	mark    uint8 // ActionInspect: the mark field
 	replies bool  // ActionInspect: replies are inspected too
-}
-
-// prefixSet is the set of the rules that match the addresses of a prefix, unless
-// a longer prefix says otherwise. IPv4 prefixes are in their IPv4-mapped form.
-type prefixSet struct {
-	prefix netip.Prefix
-	set    ruleSet
+	early   bool  // drops whatever the zone out is: XDP may do it
 }
 
 // Compile turns a policy into tables. It is pure: the kernel is not asked.
@@ -68,30 +53,27 @@ func Compile(p *policy.Policy) (*Tables, error) {
 		defaults: p.Defaults,
 		failure:  p.Failure,
 		mask:     p.Marks.Mask,
-		sport:    make([]ruleSet, noPorts+1),
-		dport:    make([]ruleSet, noPorts+1),
+		sets:     newSetPool(len(p.Rules)),
 	}
 	for i := range p.Rules {
-		r := &p.Rules[i]
-		bit := ruleSet(1) << i
-		t.rules = append(t.rules, compileRule(r))
-		addZone(&t.from, r.From, bit)
-		addZone(&t.to, r.To, bit)
-		addProtos(&t.proto, r.Proto, bit)
-		addPorts(t.sport, r.Sport, bit)
-		addPorts(t.dport, r.Dport, bit)
-		t.addFlags(r.Flags, bit)
-		if r.Action == policy.ActionDrop && r.To == policy.ZoneNone {
-			t.early |= bit
-		}
+		r := compileRule(&p.Rules[i])
+		t.early = t.early || r.early
+		t.rules = append(t.rules, r)
 	}
-	t.src = compileAddrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
-	t.dst = compileAddrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
+	t.compileZones(p.Rules)
+	t.compileL4(p.Rules)
+	t.sport = t.sets.ports(p.Rules, func(r *policy.Rule) []policy.PortRange { return r.Sport })
+	t.dport = t.sets.ports(p.Rules, func(r *policy.Rule) []policy.PortRange { return r.Dport })
+	t.src = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
+	t.dst = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
 	return t, nil
 }
 
 func compileRule(r *policy.Rule) tableRule {
-	c := tableRule{action: r.Action}
+	c := tableRule{
+		action: r.Action,
+		early:  r.Action == policy.ActionDrop && r.To == policy.ZoneNone,
+	}
 	if r.Action == policy.ActionInspect {
 		c.mark = uint8(policy.MarkInspect + r.Inspect)
 		// Only a step that changes replies needs to see them.
@@ -102,110 +84,37 @@ func compileRule(r *policy.Rule) tableRule {
 	return c
 }
 
-func addZone(table *[256]ruleSet, zone policy.ZoneID, bit ruleSet) {
-	if zone != policy.ZoneNone {
-		table[zone] |= bit
-		return
-	}
-	for z := range table {
-		table[z] |= bit
-	}
-}
-
-func addProtos(table *[256]ruleSet, protos []uint8, bit ruleSet) {
-	for _, proto := range protos {
-		table[proto] |= bit
-	}
-	if len(protos) == 0 {
-		for proto := range table {
-			table[proto] |= bit
+// compileZones numbers the zones that rules tell apart, in and out, and makes a
+// set for each pair.
+func (t *Tables) compileZones(rules []policy.Rule) {
+	from, fromSets := t.sets.byZone(rules, func(r *policy.Rule) policy.ZoneID { return r.From })
+	to, toSets := t.sets.byZone(rules, func(r *policy.Rule) policy.ZoneID { return r.To })
+	toSets = append(toSets, t.sets.where(rules, func(*policy.Rule) bool { return true }))
+	t.fromClass, t.toClass, t.toClasses = from, to, len(toSets)
+	// Pairs are found by their place, so each has a number of its own.
+	t.pairs = uint32(t.sets.len())
+	for _, f := range fromSets {
+		for _, o := range toSets {
+			t.sets.add(intersect(f, o))
 		}
 	}
 }
 
-func addPorts(table []ruleSet, ranges []policy.PortRange, bit ruleSet) {
-	for _, r := range ranges {
-		for port := int(r.First); port <= int(r.Last); port++ {
-			table[port] |= bit
-		}
+func (t *Tables) compileL4(rules []policy.Rule) {
+	for proto := range t.proto {
+		t.proto[proto] = t.sets.number(t.sets.where(rules, func(r *policy.Rule) bool {
+			return matchesProto(r, uint8(proto)) && r.Flags == policy.FlagsMatch{}
+		}))
 	}
-	if len(ranges) == 0 {
-		for port := range table {
-			table[port] |= bit
-		}
-	}
-}
-
-func (t *Tables) addFlags(m policy.FlagsMatch, bit ruleSet) {
-	for flags := range noFlags {
-		if uint8(flags)&m.Mask == m.Value {
-			t.flags[flags] |= bit
-		}
-	}
-	if m == (policy.FlagsMatch{}) {
-		t.flags[noFlags] |= bit
+	for flags := range t.flags {
+		t.flags[flags] = t.sets.number(t.sets.where(rules, func(r *policy.Rule) bool {
+			return matchesProto(r, protoTCPNumber) && uint8(flags)&r.Flags.Mask == r.Flags.Value
+		}))
 	}
 }
 
-// compileAddrs makes the table of one address field.
-func compileAddrs(rules []policy.Rule, field func(*policy.Rule) *policy.AddrMatch) []prefixSet {
-	var any ruleSet
-	own := make(map[netip.Prefix]ruleSet)
-	for i := range rules {
-		bit := ruleSet(1) << i
-		m := field(&rules[i])
-		if len(m.Prefixes) == 0 && len(m.Lists) == 0 {
-			any |= bit
-		}
-		for _, prefix := range m.Prefixes {
-			own[prefix.Masked()] |= bit
-		}
-		for _, list := range m.Lists {
-			for _, prefix := range list.Prefixes {
-				own[prefix.Masked()] |= bit
-			}
-		}
-	}
-	// Both roots are always there, so that every address finds an answer, and
-	// no IPv4 address finds that of an IPv6 prefix around the mapped range.
-	own[netip.PrefixFrom(netip.IPv4Unspecified(), 0)] |= any
-	own[netip.PrefixFrom(netip.IPv6Unspecified(), 0)] |= any
-	return inherit(own)
-}
+const protoTCPNumber = 6
 
-// inherit adds to each prefix the rules of the prefixes around it.
-func inherit(own map[netip.Prefix]ruleSet) []prefixSet {
-	sorted := make([]prefixSet, 0, len(own))
-	for prefix, set := range own {
-		sorted = append(sorted, prefixSet{prefix, set})
-	}
-	// Families apart, and each prefix behind all those around it.
-	slices.SortFunc(sorted, func(a, b prefixSet) int {
-		return cmp.Or(
-			a.prefix.Addr().Compare(b.prefix.Addr()),
-			cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
-	})
-	var around []prefixSet // the last one is the innermost
-	for i := range sorted {
-		s := &sorted[i]
-		for len(around) > 0 && !around[len(around)-1].prefix.Contains(s.prefix.Addr()) {
-			around = around[:len(around)-1]
-		}
-		if len(around) > 0 {
-			s.set |= around[len(around)-1].set
-		}
-		around = append(around, *s)
-	}
-	for i := range sorted {
-		sorted[i].prefix = mapped(sorted[i].prefix)
-	}
-	return sorted
-}
-
-// mapped is an IPv4 prefix in its IPv4-mapped form; IPv6 prefixes stay.
-func mapped(p netip.Prefix) netip.Prefix {
-	if !p.Addr().Is4() {
-		return p
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(p.Addr().As16()), p.Bits()+96)
+func matchesProto(r *policy.Rule, proto uint8) bool {
+	return len(r.Proto) == 0 || slices.Contains(r.Proto, proto)
 }

@@ -1,10 +1,12 @@
 package loader
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -32,26 +34,26 @@ func encodeAction(a policy.Action) (gen.FWAction, error) {
 // setVariables writes the settings and small tables into the constants of a
 // collection that is not loaded yet, and sizes its maps.
 func (t *Tables) setVariables(spec *ebpf.CollectionSpec) error {
-	var rules [maxRules]gen.FWRule
-	for i, r := range t.rules {
-		action, err := encodeAction(r.action)
-		if err != nil {
-			return fmt.Errorf("rule %d: %w", i, err)
-		}
-		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark}
-		if r.replies {
-			rules[i].Replies = 1
-		}
+	rules, err := t.encodeRules()
+	if err != nil {
+		return err
 	}
 	variables := map[string]any{
-		gen.FWVarMarkMask:   t.mask,
-		gen.FWVarMarkShift:  uint8(bits.TrailingZeros32(t.mask)),
-		gen.FWVarRules:      rules,
-		gen.FWVarRulesFrom:  t.from,
-		gen.FWVarRulesTo:    t.to,
-		gen.FWVarRulesProto: t.proto,
-		gen.FWVarRulesFlags: t.flags,
-		gen.FWVarRulesEarly: t.early,
+		gen.FWVarMarkMask:      t.mask,
+		gen.FWVarMarkShift:     uint8(bits.TrailingZeros32(t.mask)),
+		gen.FWVarRules:         rules,
+		gen.FWVarRuleWords:     uint32(t.sets.words),
+		gen.FWVarZoneFrom:      t.fromClass,
+		gen.FWVarZoneTo:        t.toClass,
+		gen.FWVarZoneClassesTo: uint32(t.toClasses),
+		gen.FWVarZoneSets:      t.pairs,
+		gen.FWVarL4Sets:        t.proto,
+		gen.FWVarFlagSets:      t.flags,
+		gen.FWVarAnyEarly:      t.early,
+		gen.FWVarAnyHostsSrc:   len(t.src.hosts) > 0,
+		gen.FWVarAnyHostsDst:   len(t.dst.hosts) > 0,
+		gen.FWVarAnySport:      t.sport != nil,
+		gen.FWVarAnyDport:      t.dport != nil,
 	}
 	for name, a := range map[string]policy.Action{
 		gen.FWVarDefaultInput:   t.defaults.Input,
@@ -71,42 +73,125 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec) error {
 			return fmt.Errorf("setting %s: %w", name, err)
 		}
 	}
-	spec.Maps[gen.FWMapRulesSrc].MaxEntries = uint32(len(t.src))
-	spec.Maps[gen.FWMapRulesDst].MaxEntries = uint32(len(t.dst))
+	t.sizeMaps(spec)
 	return nil
+}
+
+func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
+	for i, r := range t.rules {
+		action, err := encodeAction(r.action)
+		if err != nil {
+			return rules, fmt.Errorf("rule %d: %w", i, err)
+		}
+		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), Early: encodeBool(r.early)}
+	}
+	return rules, nil
+}
+
+func encodeBool(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (t *Tables) sizeMaps(spec *ebpf.CollectionSpec) {
+	sets := spec.Maps[gen.FWMapRuleSets]
+	sets.MaxEntries = uint32(t.sets.len())
+	sets.ValueSize = uint32(8 * t.sets.words)
+	sets.Value = nil // it is of another size than the C type
+	for name, n := range map[string]int{
+		gen.FWMapHostsSrc: len(t.src.hosts),
+		gen.FWMapHostsDst: len(t.dst.hosts),
+		gen.FWMapRulesSrc: len(t.src.prefixes),
+		gen.FWMapRulesDst: len(t.dst.prefixes),
+	} {
+		spec.Maps[name].MaxEntries = uint32(max(1, n))
+	}
+	for name, table := range map[string][]uint32{gen.FWMapRulesSport: t.sport, gen.FWMapRulesDport: t.dport} {
+		if table == nil {
+			spec.Maps[name].MaxEntries = 1 // is not looked at
+		}
+	}
 }
 
 // fillMaps writes the large tables.
 func (t *Tables) fillMaps(m *gen.FWMaps) error {
+	early := t.earlySets()
 	return errors.Join(
-		fillPorts(m.RulesSport, t.sport),
-		fillPorts(m.RulesDport, t.dport),
-		fillPrefixes(m.RulesSrc, t.src),
-		fillPrefixes(m.RulesDst, t.dst))
+		fillSets(m.RuleSets, t.sets.sets),
+		fill(m.RulesSport, count(len(t.sport)), t.sport),
+		fill(m.RulesDport, count(len(t.dport)), t.dport),
+		fillAddrs(m.HostsSrc, m.RulesSrc, t.src, early),
+		fillAddrs(m.HostsDst, m.RulesDst, t.dst, nil))
 }
 
-func fillPorts(m *ebpf.Map, table []ruleSet) error {
-	keys := make([]uint32, len(table))
-	for i := range keys {
-		keys[i] = uint32(i)
+// earlySets tells for each set whether it holds a rule that fw_xdp may apply.
+func (t *Tables) earlySets() []bool {
+	rules := t.sets.empty()
+	for i, r := range t.rules {
+		if r.early {
+			rules.add(i)
+		}
 	}
-	if _, err := m.BatchUpdate(keys, table, nil); err != nil {
-		return fmt.Errorf("filling %v: %w", m, err)
+	early := make([]bool, t.sets.len())
+	for i, s := range t.sets.sets {
+		early[i] = slices.ContainsFunc(intersect(s, rules), func(w uint64) bool { return w != 0 })
+	}
+	return early
+}
+
+// fillSets writes one by one: the library takes batches of values whose size is
+// known when it is compiled only.
+func fillSets(m *ebpf.Map, sets []ruleSet) error {
+	for i, s := range sets {
+		value := make([]byte, 0, 8*len(s))
+		for _, w := range s {
+			value = binary.NativeEndian.AppendUint64(value, w)
+		}
+		if err := m.Put(uint32(i), value); err != nil {
+			return fmt.Errorf("filling %v: %w", m, err)
+		}
 	}
 	return nil
 }
 
-func fillPrefixes(m *ebpf.Map, table []prefixSet) error {
-	keys := make([]gen.FWPrefixKey, len(table))
-	values := make([]ruleSet, len(table))
-	for i, s := range table {
-		keys[i] = gen.FWPrefixKey{Prefixlen: uint32(s.prefix.Bits()), Addr: s.prefix.Addr().As16()}
-		values[i] = s.set
+func count(n int) []uint32 {
+	keys := make([]uint32, n)
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	return keys
+}
+
+func fill[K, V any](m *ebpf.Map, keys []K, values []V) error {
+	if len(keys) == 0 {
+		return nil
 	}
 	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 		return fmt.Errorf("filling %v: %w", m, err)
 	}
 	return nil
+}
+
+// fillAddrs writes the table of one address field. early may be nil.
+func fillAddrs(hosts, prefixes *ebpf.Map, t addrTable, early []bool) error {
+	number := func(s addrSet) uint32 {
+		if early != nil && early[s.set] {
+			return s.set | uint32(gen.FWLimitsSET_EARLY)
+		}
+		return s.set
+	}
+	hostKeys, hostSets := make([]gen.FWAddress, len(t.hosts)), make([]uint32, len(t.hosts))
+	for i, s := range t.hosts {
+		hostKeys[i], hostSets[i] = gen.FWAddress{Addr: s.prefix.Addr().As16()}, number(s)
+	}
+	keys, sets := make([]gen.FWPrefixKey, len(t.prefixes)), make([]uint32, len(t.prefixes))
+	for i, s := range t.prefixes {
+		keys[i] = gen.FWPrefixKey{Prefixlen: uint32(s.prefix.Bits()), Addr: s.prefix.Addr().As16()}
+		sets[i] = number(s)
+	}
+	return errors.Join(fill(hosts, hostKeys, hostSets), fill(prefixes, keys, sets))
 }
 
 // encodeFlow gives the key of a flow's entry, and which of its endpoints is the

@@ -110,8 +110,11 @@ func randomPolicy(r *rand.Rand) *policy.Policy {
 		Marks: policy.Marks{Mask: pick[uint32](r, 0x00ff0000, 0xff000000, 0x7f)},
 	}
 	inspecting := 0
-	for range pick(r, 1, 3, 10, 64) {
+	for range pick(r, 1, 3, 10, 63, 64, 65, 129, 1000, 4096) {
 		rule := randomRule(r)
+		if rule.Action == policy.ActionInspect && inspecting == p.Marks.Room() {
+			rule.Action = policy.ActionDrop
+		}
 		if rule.Action == policy.ActionInspect {
 			rule.Inspect = inspecting
 			inspecting++

@@ -13,7 +13,7 @@ import (
 
 // Limits on a policy, which Parse refuses to exceed.
 const (
-	MaxRules    = 64      // as many as the kernel table holds
+	MaxRules    = 4096    // as many as the kernel half holds
 	maxFile     = 4 << 20 // bytes of a policy file; long lists belong in list files
 	maxListFile = 256 << 20
 )

@@ -46,7 +46,7 @@ var madeErrors = []struct {
 	{"many keys", text("version: 1\nzones:\n", repeat(maxMapKeys+1, "  k%d: [a]\n")),
 		"DIR/p.yaml:4099:8: too many keys in one mapping; expected at most 4096"},
 	{"many rules", text(zonesHead, "rules:\n", repeat(MaxRules+2, "  - {name: r%d, from: lan, action: drop}\n")),
-		"DIR/p.yaml:68:5: rules[64] is one too many; expected at most 64 rules"},
+		"DIR/p.yaml:4100:5: rules[4096] is one too many; expected at most 4096 rules"},
 	{"many errors", text(zonesHead, "rules: [", strings.Repeat("1, ", 2)+"]\n", "lists: {l: {type: cidr, entries: [", strings.Repeat("x, ", manyErrors), "]}}\n"),
 		"DIR/p.yaml:3:9: rules[0] is a number; expected a mapping with the keys name, from, to, src, dst, proto, sport, dport, flags, action, until, steps"},
 }

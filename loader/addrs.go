@@ -1,0 +1,95 @@
+package loader
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/hybridfw/hybridfw/policy"
+)
+
+// addrTable gives the number of the set of rules that match an address: that of
+// the address itself where it is there, else that of its longest prefix. IPv4 is
+// in its IPv4-mapped form. Prefixes that say the same as the one around them are
+// left out.
+type addrTable struct {
+	hosts    []addrSet // single addresses
+	prefixes []addrSet
+}
+
+type addrSet struct {
+	prefix netip.Prefix
+	set    uint32
+}
+
+// addrs makes the table of one address field.
+func (p *setPool) addrs(rules []policy.Rule, field func(*policy.Rule) *policy.AddrMatch) addrTable {
+	any := p.number(p.where(rules, func(r *policy.Rule) bool { return field(r).Any() }))
+	// Both roots are always there, so that every address finds an answer, and
+	// no IPv4 address finds that of an IPv6 prefix around the mapped range.
+	own := []addrSet{
+		{netip.PrefixFrom(netip.IPv4Unspecified(), 0), any},
+		{netip.PrefixFrom(netip.IPv6Unspecified(), 0), any},
+	}
+	for i := range rules {
+		m := field(&rules[i])
+		if m.Any() {
+			continue
+		}
+		alone := p.empty()
+		alone.add(i)
+		n := p.number(alone)
+		for _, prefix := range m.Prefixes {
+			own = append(own, addrSet{prefix.Masked(), n})
+		}
+		for _, list := range m.Lists {
+			for _, prefix := range list.Prefixes {
+				own = append(own, addrSet{prefix.Masked(), n})
+			}
+		}
+	}
+	return p.inherit(own)
+}
+
+// inherit sorts prefixes, unites equal ones, and adds to each the rules of those
+// around it.
+func (p *setPool) inherit(own []addrSet) addrTable {
+	// Families apart, and each prefix behind all those around it.
+	slices.SortFunc(own, func(a, b addrSet) int {
+		return cmp.Or(
+			a.prefix.Addr().Compare(b.prefix.Addr()),
+			cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+	})
+	var t addrTable
+	var around []addrSet // the last one is the innermost
+	for i := 0; i < len(own); {
+		s := own[i]
+		for i++; i < len(own) && own[i].prefix == s.prefix; i++ {
+			s.set = p.union(s.set, own[i].set)
+		}
+		for len(around) > 0 && !around[len(around)-1].prefix.Contains(s.prefix.Addr()) {
+			around = around[:len(around)-1]
+		}
+		if len(around) > 0 {
+			outer := around[len(around)-1].set
+			if s.set = p.union(s.set, outer); s.set == outer {
+				continue
+			}
+		}
+		if s.prefix.IsSingleIP() {
+			t.hosts = append(t.hosts, addrSet{mapped(s.prefix), s.set})
+			continue // nothing is inside it
+		}
+		around = append(around, s)
+		t.prefixes = append(t.prefixes, addrSet{mapped(s.prefix), s.set})
+	}
+	return t
+}
+
+// mapped is an IPv4 prefix in its IPv4-mapped form; IPv6 prefixes stay.
+func mapped(p netip.Prefix) netip.Prefix {
+	if !p.Addr().Is4() {
+		return p
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(p.Addr().As16()), p.Bits()+96)
+}

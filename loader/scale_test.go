@@ -1,0 +1,47 @@
+package loader
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/hybridfw/hybridfw/policy"
+)
+
+// TestProgramsVerifyAtEverySize loads policies up to the largest, and holds a
+// ceiling over what the verifier has to look at: it allows a million.
+func TestProgramsVerifyAtEverySize(t *testing.T) {
+	const ceiling = 100_000
+	b := newBench(t)
+	for _, n := range []int{0, 1, 64, 65, 1024, policy.MaxRules} {
+		p := randomPolicy(rand.New(rand.NewPCG(1, 1)))
+		p.Rules = nil
+		r := rand.New(rand.NewPCG(uint64(n), 2))
+		for range n {
+			rule := randomRule(r)
+			if rule.Action == policy.ActionInspect {
+				rule.Action = policy.ActionDrop
+			}
+			p.Rules = append(p.Rules, rule)
+		}
+		began := time.Now()
+		f := b.load(p)
+		took := time.Since(began)
+		for _, prog := range []*ebpf.Program{f.objs.FwXdp, f.objs.FwTc, f.objs.FwTcOut, f.objs.FwDecide} {
+			info, err := prog.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			verified, ok := info.VerifiedInstructions()
+			if !ok {
+				t.Skip("this kernel does not tell how many instructions it verified")
+			}
+			t.Logf("%d rules (loaded in %v): %s: %d instructions verified", n, took.Round(time.Millisecond), info.Name, verified)
+			if verified > ceiling {
+				t.Errorf("%s with %d rules: %d instructions verified, more than %d", info.Name, n, verified, ceiling)
+			}
+		}
+	}
+}
