@@ -193,11 +193,11 @@ func (p *Policy) Zone(ifname string) ZoneID {
 	found := ZoneNone
 	for i := range p.Zones {
 		for _, m := range p.Zones[i].Interfaces {
-			if m == ifname && !isGlob(m) {
+			if m == ifname {
 				return ZoneID(i + 1)
 			}
 			// Globs of two zones never match one name, see checkGlob.
-			if found == ZoneNone && isGlob(m) && globMatch(m, ifname) {
+			if isGlob(m) && globMatch(m, ifname) {
 				found = ZoneID(i + 1)
 			}
 		}
