@@ -6,32 +6,47 @@ import (
 )
 
 // sum adds the bytes of b to a one's complement sum (RFC 1071), b standing at
-// an even offset. The result is not folded.
+// an even offset. The result is not folded, and its 16-bit words are those of b
+// read in little-endian order, which spares a swap for each of them; the sum is
+// then the same but for the order of its bytes (RFC 1071 section 2).
 func sum(b []byte, acc uint64) uint64 {
 	var c uint64
-	for len(b) >= 32 {
-		acc, c = bits.Add64(acc, binary.BigEndian.Uint64(b), 0)
-		acc, c = bits.Add64(acc, binary.BigEndian.Uint64(b[8:]), c)
-		acc, c = bits.Add64(acc, binary.BigEndian.Uint64(b[16:]), c)
-		acc, c = bits.Add64(acc, binary.BigEndian.Uint64(b[24:]), c)
-		acc, c = bits.Add64(acc, 0, c)
-		acc += c
-		b = b[32:]
+	for len(b) >= 64 {
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b), 0)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[8:]), c)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[16:]), c)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[24:]), c)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[32:]), c)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[40:]), c)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[48:]), c)
+		acc, c = bits.Add64(acc, binary.LittleEndian.Uint64(b[56:]), c)
+		acc += c // loses no carry: with one, the sum is below its largest value
+		b = b[64:]
 	}
 	for len(b) >= 8 {
-		acc, c = bits.Add64(acc, binary.BigEndian.Uint64(b), 0)
-		acc += c
+		acc = add(acc, binary.LittleEndian.Uint64(b))
 		b = b[8:]
 	}
-	// Fewer than eight bytes are left: read them as one number, zeros behind.
+	// At most seven bytes are left, which make a number of 56 bits.
 	var last uint64
-	shift := 56
-	for _, x := range b {
-		last |= uint64(x) << shift
-		shift -= 8
+	if len(b) >= 4 {
+		last = uint64(binary.LittleEndian.Uint32(b))
+		b = b[4:]
 	}
-	acc, c = bits.Add64(acc, last, 0)
-	return acc + c
+	if len(b) >= 2 {
+		last += uint64(binary.LittleEndian.Uint16(b))
+		b = b[2:]
+	}
+	if len(b) == 1 {
+		last += uint64(b[0])
+	}
+	return add(acc, last)
+}
+
+// add adds in one's complement.
+func add(a, b uint64) uint64 {
+	s, c := bits.Add64(a, b, 0)
+	return s + c
 }
 
 // fold brings a sum down to 16 bits.
@@ -43,20 +58,20 @@ func fold(acc uint64) uint16 {
 	return uint16(acc)
 }
 
-// sumAt is sum for bytes at an offset that may be odd, folded.
-func sumAt(b []byte, offset int) uint16 {
-	s := fold(sum(b, 0))
-	if offset&1 != 0 {
-		s = s<<8 | s>>8
+// word turns a sum into a word in network byte order, for bytes that stand at an
+// offset from where the checksum begins to count.
+func word(acc uint64, offset int) uint16 {
+	w := fold(acc)
+	if offset&1 == 0 {
+		w = bits.ReverseBytes16(w)
 	}
-	return s
+	return w
 }
 
-// update returns a checksum in whose data words summing up to old were
-// replaced by words summing up to repl (RFC 1624, equation 3).
-func update(csum, old, repl uint16) uint16 {
-	s := uint32(^csum) + uint32(^old) + uint32(repl)
-	s = s>>16 + s&0xffff
-	s = s>>16 + s&0xffff
-	return ^uint16(s)
-}
+// diff returns by how much a sum changes where a word is replaced by another.
+// Several such numbers, of the same or of other words, may be added up.
+func diff(old, repl uint16) uint32 { return uint32(^old) + uint32(repl) }
+
+// update returns a checksum after changes to what it covers (RFC 1624,
+// equation 3).
+func update(csum uint16, diff uint32) uint16 { return ^fold(uint64(^csum) + uint64(diff)) }

@@ -128,10 +128,10 @@ func (v *View) ClampMSS(limit uint16) error {
 	v.finish()
 	// The option may stand at an odd offset: the sum over all of the header
 	// costs less than minding that.
-	old := fold(sum(t, 0))
+	old := word(sum(t, 0), 0)
 	binary.BigEndian.PutUint16(o[2:], limit)
 	v.flags |= flagChanged
-	v.patchTransport(old, fold(sum(t, 0)))
+	v.patchTransport(diff(old, word(sum(t, 0), 0)))
 	return nil
 }
 
@@ -151,7 +151,7 @@ func (v *View) StripTCPOption(kind uint8) error {
 		return err
 	}
 	v.finish()
-	old := fold(sum(t, 0))
+	old := word(sum(t, 0), 0)
 	o := t.Options()
 	for opt := o.Find(kind); opt != nil; opt = o.Find(kind) {
 		for i := range opt {
@@ -159,7 +159,7 @@ func (v *View) StripTCPOption(kind uint8) error {
 		}
 	}
 	v.flags |= flagChanged
-	v.patchTransport(old, fold(sum(t, 0)))
+	v.patchTransport(diff(old, word(sum(t, 0), 0)))
 	return nil
 }
 
@@ -191,6 +191,6 @@ func (v *View) AddTCPOption(kind uint8, data []byte) error {
 	}
 	v.pay = v.l4 + tcpLen + uint16(size)
 	word := uint16(tcpLen+size)<<10 | binary.BigEndian.Uint16(v.pkt[v.l4+12:])&0x0fff
-	v.patchTransport(v.put16(int(v.l4)+12, word), word)
+	v.patchTransport(v.put16(int(v.l4)+12, word))
 	return nil
 }

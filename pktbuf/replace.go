@@ -1,6 +1,6 @@
 package pktbuf
 
-import "encoding/binary"
+import "math/bits"
 
 // ReplacePayload replaces n bytes at an offset of the payload by rep, which may
 // be shorter or longer and must not lie in the packet's own memory. The payload
@@ -74,20 +74,17 @@ func (v *View) splice(at, n int, rep []byte) error {
 	end := int(v.end)
 	behind := at + n
 	odd := at - int(v.l4)
-	old := uint64(sumAt(v.pkt[at:behind], odd))
-	repl := uint64(sumAt(rep, odd))
+	d := uint32(word(add(sum(rep, 0), ^sum(v.pkt[at:behind], 0)), odd))
 	if delta&1 != 0 {
-		// Every byte behind changes its place in its 16-bit word.
-		rest := v.pkt[behind : int(v.l4)+v.transportLen()]
-		old += uint64(sumAt(rest, odd+n))
-		repl += uint64(sumAt(rest, odd+len(rep)))
+		// Every byte behind changes its place in its word: the sum's bytes swap.
+		rest := word(sum(v.pkt[behind:int(v.l4)+v.transportLen()], 0), odd+n)
+		d += diff(rest, bits.ReverseBytes16(rest))
 	}
 	v.shift(at, n, rep, end)
 	if delta != 0 {
-		o, r := v.setLengths(delta)
-		old, repl = old+o, repl+r
+		d += v.setLengths(delta)
 	}
-	v.patchTransport(fold(old), fold(repl))
+	v.patchTransport(d)
 	if good {
 		v.complete(v.csumOffset())
 	}
@@ -184,29 +181,25 @@ func (v *View) shift(at, n int, rep []byte, end int) {
 }
 
 // setLengths changes all length fields by delta, with the IPv4 header checksum,
-// and returns the sums of the words that the transport checksum covers, before
-// and after.
-func (v *View) setLengths(delta int) (old, repl uint64) {
-	was := uint64(v.transportLen())
+// and returns what that changes in the transport checksum's sum.
+func (v *View) setLengths(delta int) uint32 {
+	was := uint16(v.transportLen())
 	v.end += uint32(delta)
 	v.payEnd += uint32(delta)
-	h := v.pkt[v.l3:]
 	length := uint16(v.ipLength())
 	if v.state&hasIPv4 != 0 {
-		csum := update(binary.BigEndian.Uint16(h[10:]), binary.BigEndian.Uint16(h[2:]), length)
-		binary.BigEndian.PutUint16(h[2:], length)
-		binary.BigEndian.PutUint16(h[10:], csum)
+		v.patchHeader(v.put16(int(v.l3)+2, length))
 	} else {
-		binary.BigEndian.PutUint16(h[4:], length)
+		v.put16(int(v.l3)+4, length)
 	}
-	is := uint64(v.transportLen())
+	is := uint16(v.transportLen())
 	switch {
 	case v.state&hasUDP != 0:
 		// UDP's length stands in the pseudo-header and in its own.
-		binary.BigEndian.PutUint16(v.pkt[v.l4+4:], uint16(is))
-		return 2 * was, 2 * is
+		v.put16(int(v.l4)+4, is)
+		return 2 * diff(was, is)
 	case v.state&hasICMP != 0:
-		return 0, 0
+		return 0
 	}
-	return was, is
+	return diff(was, is)
 }

@@ -38,12 +38,12 @@ func (v *View) setAddr(a netip.Addr, at4, at6 int, alt uint16) error {
 		return ErrProto
 	}
 	v.finish()
-	old, repl := v.put(at, b[16-size:])
+	d := v.put(at, b[16-size:])
 	if size == 4 {
-		v.patchHeader(old, repl)
+		v.patchHeader(d)
 	}
 	if v.state&(alt|hasICMP) == 0 {
-		v.patchTransport(old, repl)
+		v.patchTransport(d)
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func (v *View) setPort(port uint16, at int) error {
 		return err
 	}
 	v.finish()
-	v.patchTransport(v.put16(int(v.l4)+at, port), port)
+	v.patchTransport(v.put16(int(v.l4)+at, port))
 	return nil
 }
 
@@ -79,7 +79,7 @@ func (v *View) SetTTL(ttl uint8) error {
 	}
 	at := int(v.l3) + 8
 	word := uint16(ttl)<<8 | uint16(v.pkt[at+1])
-	v.patchHeader(v.put16(at, word), word)
+	v.patchHeader(v.put16(at, word))
 	return nil
 }
 
@@ -129,9 +129,8 @@ func (v *View) setClass(value uint8, shift int, limit uint8) error {
 	word := binary.BigEndian.Uint16(v.pkt[at:])
 	word &^= uint16(limit) << (shift + up)
 	word |= uint16(value) << (shift + up)
-	old := v.put16(at, word)
-	if v.state&hasIPv4 != 0 {
-		v.patchHeader(old, word)
+	if d := v.put16(at, word); v.state&hasIPv4 != 0 {
+		v.patchHeader(d)
 	}
 	return nil
 }
@@ -170,27 +169,27 @@ func (v *View) checkChange() error {
 	return v.checkUnfinished()
 }
 
-// put writes b at an even offset of a header and returns the sums of what stood
-// there and of b.
-func (v *View) put(at int, b []byte) (old, repl uint16) {
+// put writes b at an even offset of a header and returns what that changes in
+// sums.
+func (v *View) put(at int, b []byte) uint32 {
 	p := v.pkt[at : at+len(b)]
-	old, repl = fold(sum(p, 0)), fold(sum(b, 0))
+	d := diff(word(sum(p, 0), 0), word(sum(b, 0), 0))
 	copy(p, b)
 	v.flags |= flagChanged
-	return old, repl
+	return d
 }
 
-// put16 writes a word and returns the one that stood there.
-func (v *View) put16(at int, word uint16) (old uint16) {
+// put16 is put for one word.
+func (v *View) put16(at int, word uint16) uint32 {
 	p := v.pkt[at : at+2]
-	old = binary.BigEndian.Uint16(p)
+	old := binary.BigEndian.Uint16(p)
 	binary.BigEndian.PutUint16(p, word)
 	v.flags |= flagChanged
-	return old
+	return diff(old, word)
 }
 
 // patchHeader updates the IPv4 header checksum.
-func (v *View) patchHeader(old, repl uint16) {
+func (v *View) patchHeader(diff uint32) {
 	p := v.pkt[v.l3+10 : v.l3+12]
-	binary.BigEndian.PutUint16(p, update(binary.BigEndian.Uint16(p), old, repl))
+	binary.BigEndian.PutUint16(p, update(binary.BigEndian.Uint16(p), diff))
 }

@@ -69,7 +69,7 @@ func (v *View) Recompute() error {
 	if v.state&hasIPv4 != 0 {
 		h := v.IPv4()
 		binary.BigEndian.PutUint16(h[10:], 0)
-		binary.BigEndian.PutUint16(h[10:], ^fold(sum(h, 0)))
+		binary.BigEndian.PutUint16(h[10:], ^word(sum(h, 0), 0))
 	}
 	v.flags |= flagChanged
 	if at == 0 || v.state&(hasUDP|hasIPv4) == hasUDP|hasIPv4 && v.UDP().Checksum() == 0 {
@@ -124,9 +124,7 @@ func (v *View) pseudoSum(n int) uint64 {
 	}
 	acc := sum(v.pkt[src:src+size], 0)
 	acc = sum(v.pkt[dst:dst+size], acc)
-	// Length and protocol are two words: at most 17 bits, added with carry.
-	acc, carry := bits.Add64(acc, uint64(n)+uint64(v.proto), 0)
-	return acc + carry
+	return add(acc, uint64(bits.ReverseBytes16(uint16(n)))+uint64(v.proto)<<8)
 }
 
 // transportLen returns the length that the transport checksum covers.
@@ -138,7 +136,8 @@ func (v *View) transportLen() int {
 }
 
 // transportSum returns the folded sum over pseudo-header, transport header and
-// payload, checksum field included. It is 0xffff where the checksum is right.
+// payload, checksum field included, in the byte order of sum. It is 0xffff where
+// the checksum is right.
 func (v *View) transportSum() uint16 {
 	n := v.transportLen()
 	acc := v.pseudoSum(n)
@@ -146,9 +145,12 @@ func (v *View) transportSum() uint16 {
 	if end <= len(v.pkt) {
 		return fold(sum(v.pkt[v.l4:end], acc))
 	}
-	acc = uint64(fold(sum(v.pkt[v.l4:], acc)))
-	rest := sumAt(v.tail[:end-len(v.pkt)], len(v.pkt)-int(v.l4))
-	return fold(acc + uint64(rest))
+	acc = sum(v.pkt[v.l4:], acc)
+	rest := fold(sum(v.tail[:end-len(v.pkt)], 0))
+	if (len(v.pkt)-int(v.l4))&1 != 0 {
+		rest = bits.ReverseBytes16(rest)
+	}
+	return fold(add(acc, uint64(rest)))
 }
 
 // crc returns the CRC32c of an SCTP packet, its checksum field taken as 0.
@@ -187,13 +189,13 @@ func (v *View) complete(at int) {
 		return
 	}
 	binary.BigEndian.PutUint16(v.pkt[at:], 0)
-	v.putChecksum(at, ^v.transportSum())
+	v.putChecksum(at, ^bits.ReverseBytes16(v.transportSum()))
 }
 
-// patchTransport updates the transport checksum for covered bytes whose sum was
-// old and is now repl. Packets without a checksum stay without: RFC 768 allows
-// that in IPv4, RFC 6935 in IPv6 tunnels. SCTP's checksum is no sum.
-func (v *View) patchTransport(old, repl uint16) {
+// patchTransport updates the transport checksum after changes to what it covers.
+// Packets without a checksum stay without: RFC 768 allows that in IPv4, RFC 6935
+// in IPv6 tunnels. SCTP's checksum is no sum.
+func (v *View) patchTransport(diff uint32) {
 	at := v.csumOffset()
 	if at == 0 || v.state&hasSCTP != 0 {
 		return
@@ -202,5 +204,5 @@ func (v *View) patchTransport(old, repl uint16) {
 	if csum == 0 && v.state&hasUDP != 0 {
 		return
 	}
-	v.putChecksum(at, update(csum, old, repl))
+	v.putChecksum(at, update(csum, diff))
 }

@@ -63,9 +63,9 @@
 //	      - {log: true}
 //	      - {action: accept}
 //
-// Of the flags, the word syn stands for the first packet of a connection: SYN set; ACK, RST
-// and FIN clear. A sequence such as [ack, "!syn"] names flags that are set and,
-// after "!", clear; it says nothing about the others.
+// Of the flags, the word syn stands for the first packet of a connection: SYN
+// set; ACK, RST and FIN clear. A sequence such as [ack, "!syn"] names flags that
+// are set and, after "!", clear; it says nothing about the others.
 //
 // # Inspecting rules
 //

@@ -73,10 +73,12 @@ func (p Pos) String() string {
 	return fmt.Sprintf("%d:%d", p.Line, p.Column)
 }
 
+// compare orders by line, then by column.
 func (p Pos) compare(q Pos) int {
 	return cmp.Or(cmp.Compare(p.Line, q.Line), cmp.Compare(p.Column, q.Column))
 }
 
+// line is the form of all messages: editors find the place in it.
 func line(file string, pos Pos, msg string) string {
 	if pos.Line == 0 {
 		return file + ": " + msg
@@ -120,10 +122,12 @@ func (r *report) compare(a, b *Error) int {
 	return cmp.Compare(a.File, b.File)
 }
 
+// errorf adds an error at a place in the policy.
 func (r *report) errorf(pos Pos, format string, args ...any) {
 	r.add(&Error{File: r.file, Pos: pos, Msg: fmt.Sprintf(format, args...)})
 }
 
+// warnf adds a warning at a place in the policy.
 func (r *report) warnf(pos Pos, format string, args ...any) {
 	r.warnings = append(r.warnings, Warning{File: r.file, Pos: pos, Msg: fmt.Sprintf(format, args...)})
 }
@@ -136,6 +140,7 @@ func (r *report) err() error {
 	return &Errors{List: r.errs, More: r.count - len(r.errs)}
 }
 
+// sortWarnings returns the warnings in order of position.
 func (r *report) sortWarnings() []Warning {
 	slices.SortStableFunc(r.warnings, func(a, b Warning) int { return a.Pos.compare(b.Pos) })
 	return r.warnings

@@ -19,6 +19,7 @@ func (t ListType) String() string {
 	return "unknown"
 }
 
+// readLists reads all lists, so that rules can name them.
 func (p *reader) readLists(n *node) {
 	if n.kind != kindMapping {
 		p.want(n, "a mapping of list names to lists, such as {admins: {type: cidr, entries: [192.0.2.0/24]}}")
@@ -72,6 +73,7 @@ func (p *reader) readList(f field) *List {
 	return l
 }
 
+// readEntries reads a list that stands in the policy itself.
 func (p *reader) readEntries(l *List, n *node) {
 	if n.kind != kindSequence {
 		p.want(n, "a sequence")

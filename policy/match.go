@@ -104,6 +104,8 @@ func (m *AddrMatch) Match(addr netip.Addr) bool {
 // Any tells whether there is no condition on the address.
 func (m *AddrMatch) Any() bool { return len(m.Prefixes) == 0 && len(m.Lists) == 0 }
 
+// matchPort tells whether a port is in one of the ranges. A port that could
+// not be read is in none.
 func matchPort(ranges []PortRange, port uint16, known bool) bool {
 	if len(ranges) == 0 {
 		return true
@@ -116,6 +118,8 @@ func matchPort(ranges []PortRange, port uint16, known bool) bool {
 	return false
 }
 
+// match tells whether the flags are as asked. A packet whose header could not
+// be read has none.
 func (f FlagsMatch) match(pkt *Packet) bool {
 	if f.Mask == 0 {
 		return true

@@ -314,6 +314,47 @@ func TestShadowedIsSound(t *testing.T) {
 	}
 }
 
+// TestCovers names the reasons for which a rule leaves something to a later one.
+func TestCovers(t *testing.T) {
+	for _, test := range []struct {
+		early, late string
+		want        bool
+	}{
+		{"", "", true},
+		{"", ", from: lan, proto: tcp, dport: 80", true},
+		{", from: lan", "", false},
+		{", from: lan", ", from: wan", false},
+		{", to: lan", ", from: lan", false},
+		{", src: 10.0.0.0/8", ", src: [10.1.0.0/16, 10.2.0.1]", true},
+		{", src: 10.0.0.0/24", ", src: 10.0.0.0/8", false}, // has its first address
+		{", src: 10.0.0.0/8", ", src: [10.1.0.0/16, 11.0.0.0/8]", false},
+		{", src: 10.0.0.0/8", "", false},
+		{", src: 10.0.0.0/8", ", dst: 10.0.0.0/8", false},
+		{`, src: "@one"`, `, src: "@one"`, true},
+		{`, src: ["@one", 10.0.0.1]`, `, src: "@one"`, true},
+		{`, src: "@one"`, `, src: ["@one", 10.0.0.1]`, false},
+		{`, src: "@one"`, `, src: "@two"`, false},
+		{", proto: [tcp, udp]", ", proto: udp", true},
+		{", proto: tcp", ", proto: [tcp, udp]", false},
+		{", proto: tcp", "", false},
+		{", proto: tcp, dport: 1-10", ", proto: tcp, dport: [1, 9-10]", true},
+		{", proto: tcp, dport: 1-10", ", proto: tcp, dport: [1, 9-11]", false},
+		{", proto: tcp, dport: 1-10", ", proto: tcp", false},
+		{", proto: tcp, dport: 1", ", proto: tcp, sport: 1", false},
+		{`, proto: tcp, flags: ["!ack"]`, ", proto: tcp, flags: syn", true},
+		{", proto: tcp, flags: [ack]", ", proto: tcp, flags: syn", false},
+		{", proto: tcp, flags: syn", ", proto: tcp, flags: [syn]", false},
+		{", proto: tcp, flags: syn", ", proto: tcp", false},
+	} {
+		p := mustParse(t, "version: 1\nzones: {wan: [eth0], lan: [eth1]}\n"+
+			"lists: {one: {type: cidr, entries: [10.0.0.0/8]}, two: {type: cidr, entries: [10.0.0.0/8]}}\n"+
+			"rules:\n  - {name: a, action: drop"+test.early+"}\n  - {name: b, action: drop"+test.late+"}\n")
+		if got := p.Rules[0].covers(&p.Rules[1]); got != test.want {
+			t.Errorf("%q covers %q: %t, want %t", test.early, test.late, got, test.want)
+		}
+	}
+}
+
 func TestReasonNames(t *testing.T) {
 	for r, want := range map[Reason]string{0: "none", ReasonRule: "rule", ReasonInput: "default input",
 		ReasonForward: "default forward", ReasonOutput: "default output", 99: "unknown"} {

@@ -97,6 +97,7 @@ func readFile(file string, most int64) ([]byte, *Error) {
 	return data, nil
 }
 
+// openFile opens a regular file of at most the given number of bytes.
 func openFile(file string, most int64) (*os.File, *Error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -117,6 +118,8 @@ func openFile(file string, most int64) (*os.File, *Error) {
 	return f, nil
 }
 
+// fileError drops the name and the system call from the cause: the message has
+// the name already.
 func fileError(file string, err error) *Error {
 	cause := err
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
@@ -164,6 +167,7 @@ func (p *reader) read(root *node) {
 	p.checkUse()
 }
 
+// readDefaults lays the file's values over those that apply without it.
 func (p *reader) readDefaults(n *node) {
 	values := p.keys(n, defaultsKeys)
 	d := &p.policy.Defaults
@@ -172,6 +176,9 @@ func (p *reader) readDefaults(n *node) {
 	p.action(values["output"], &d.Output, ActionAccept, ActionDrop)
 }
 
+// readFailure reads what happens on each kind of failure. The keys take
+// different words: two are about all packets (open, closed), the others about
+// one (accept, drop).
 func (p *reader) readFailure(n *node) {
 	values := p.keys(n, failureKeys)
 	f := &p.policy.Failure
@@ -198,6 +205,7 @@ func (p *reader) action(n *node, to *Action, allowed ...Action) bool {
 	return i >= 0
 }
 
+// mode reads open or closed; a missing key leaves the default.
 func (p *reader) mode(n *node, to *Mode) {
 	if n == nil {
 		return
@@ -245,6 +253,8 @@ func parseUint32(s string) (uint32, error) {
 	return uint32(v), err
 }
 
+// checkMarks refuses a mask without a value for each inspecting rule: user
+// space knows by the mark which rule a packet has matched.
 func (p *reader) checkMarks(pos Pos) {
 	inspecting := 0
 	for i := range p.policy.Rules {

@@ -12,6 +12,7 @@ const (
 	maxUntilBytes   = 1 << 20
 )
 
+// readRules reads all rules in their order.
 func (p *reader) readRules(n *node) {
 	if n.kind != kindSequence {
 		p.want(n, "a sequence of rules")
@@ -43,6 +44,8 @@ func (p *reader) readRules(n *node) {
 	}
 }
 
+// readRule fills a rule. The checks of keys against each other come after each
+// key was read by itself, and not on top of an error of theirs.
 func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	if v := values["name"]; v == nil {
 		p.errorf(n.pos, "%s.name is missing; messages and counters need one", n.path())
@@ -75,6 +78,7 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	}
 }
 
+// zone reads the name of a zone, or host.
 func (p *reader) zone(n *node, to *ZoneID) {
 	if n == nil {
 		return
@@ -179,6 +183,7 @@ func (m *AddrMatch) families() (v4, v6 bool) {
 	return v4, v6
 }
 
+// checkFamilies refuses a rule between IPv4 and IPv6, which no packet is.
 func (p *reader) checkFamilies(r *Rule, values map[string]*node) {
 	src4, src6 := r.Src.families()
 	dst4, dst6 := r.Dst.families()
@@ -257,6 +262,7 @@ func (p *reader) readInspection(r *Rule, n *node, values map[string]*node, proto
 	}
 }
 
+// readUntil lays the file's budget over the default one.
 func (p *reader) readUntil(n *node, to *Until) {
 	values := p.keys(n, untilKeys)
 	if v := values["packets"]; v != nil {
@@ -296,6 +302,8 @@ func (r *Rule) covers(other *Rule) bool {
 // maxCompare bounds the prefixes that covers looks at.
 const maxCompare = 1 << 20
 
+// covers compares prefixes with prefixes and lists by identity: what only the
+// entries of two lists could tell is not a warning worth a slow start.
 func (m *AddrMatch) covers(other *AddrMatch) bool {
 	if m.Any() {
 		return true
@@ -318,6 +326,7 @@ func (m *AddrMatch) covers(other *AddrMatch) bool {
 	return true
 }
 
+// coversProto tells whether all protocols of b are among those of a.
 func coversProto(a, b []uint8) bool {
 	if len(a) == 0 {
 		return true
@@ -330,6 +339,7 @@ func coversProto(a, b []uint8) bool {
 	return len(b) > 0
 }
 
+// coversPorts tells whether each range of b lies within one of a.
 func coversPorts(a, b []PortRange) bool {
 	if len(a) == 0 {
 		return true

@@ -36,6 +36,7 @@ func (r *Rule) MatchStep(kind NameKind, name []byte) (step int, log bool) {
 	return -1, log
 }
 
+// match tells whether the step's condition holds for a name of the given kind.
 func (s *Step) match(kind NameKind, name []byte) bool {
 	return (s.SNI.Any() || kind == NameSNI && s.SNI.Match(name)) &&
 		(s.QName.Any() || kind == NameQName && s.QName.Match(name))
@@ -62,6 +63,7 @@ func (r *Rule) Rewrites() bool {
 
 var stepActions = []Action{ActionAccept, ActionDrop, ActionRewrite}
 
+// readSteps reads all steps and warns of those that come too late.
 func (p *reader) readSteps(r *Rule, n *node) {
 	decided := ""
 	for _, item := range n.items {
@@ -82,6 +84,7 @@ func (p *reader) readSteps(r *Rule, n *node) {
 	}
 }
 
+// readStep reads a step and checks its keys against each other.
 func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	p.nameMatch(values["sni"], &s.SNI)
 	p.nameMatch(values["qname"], &s.QName)
@@ -139,6 +142,7 @@ func (p *reader) nameMatch(n *node, to *NameMatch) {
 
 var answerLater = []string{"nxdomain", "refused", "nodata"}
 
+// answer reads the address that a rewritten DNS answer gets.
 func (p *reader) answer(n *node, s *Step) {
 	const want = "an IPv4 or IPv6 address, such as 0.0.0.0"
 	if n.kind == kindSequence || n.kind == kindMapping {

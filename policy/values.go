@@ -117,6 +117,7 @@ func (p *reader) flags(n *node, to *FlagsMatch) {
 	}
 }
 
+// number reads a number from 1 to most.
 func (p *reader) number(n *node, to *int, most int) {
 	want := "a number from 1 to " + strconv.Itoa(most)
 	v, err := parseUint32(n.text)

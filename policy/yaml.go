@@ -79,6 +79,7 @@ func (n *node) child(key string) string {
 	return n.path() + "." + key
 }
 
+// plainKey tells whether a key can stand in a message without quotes.
 func plainKey(key string) bool {
 	for _, c := range []byte(key) {
 		if !isNameByte(toLower(c)) && c != '.' {
@@ -271,6 +272,8 @@ func parseTokens(tokens token.Tokens) (file *ast.File, err error) {
 	return parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
 }
 
+// syntaxError takes place and message out of an error of the YAML package, whose
+// text is many lines with a drawing of the place.
 func syntaxError(err error) (Pos, string) {
 	if e, ok := err.(interface {
 		GetMessage() string
@@ -284,11 +287,13 @@ func syntaxError(err error) (Pos, string) {
 	return Pos{}, firstLine(err.Error())
 }
 
+// firstLine keeps a message of the YAML package on one line.
 func firstLine(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
 	return strings.NewReplacer("\t", `\t`, "\r", `\r`).Replace(s)
 }
 
+// tokenPos returns the place of a token. Columns count characters.
 func tokenPos(tk *token.Token) Pos {
 	if tk == nil || tk.Position == nil {
 		return Pos{}
@@ -334,6 +339,8 @@ func (c converter) convert(v ast.Node, n *node) *node {
 	return n
 }
 
+// mapping converts the pairs of a mapping. YAML allows a key twice in no mapping,
+// and which of the two would count is nothing to guess at.
 func (c converter) mapping(v *ast.MappingNode, n *node) {
 	if len(v.Values) > 0 && !v.IsFlowStyle {
 		n.pos = tokenPos(v.Values[0].Key.GetToken())

@@ -17,6 +17,8 @@ type member struct {
 	pos  Pos
 }
 
+// readZones reads the zones. One with a bad name or without interfaces is kept,
+// so that rules which name it are not called wrong on top.
 func (p *reader) readZones(n *node) {
 	if n.kind != kindMapping {
 		p.want(n, "a mapping of zone names to interfaces, such as {wan: [eth0]}")
@@ -58,6 +60,7 @@ func (p *reader) readZones(n *node) {
 	}
 }
 
+// readMembers reads the interfaces of a zone.
 func (p *reader) readMembers(f field) []member {
 	if f.value.kind != kindSequence || len(f.value.items) == 0 {
 		p.errorf(f.value.pos, "%s has no interfaces; expected a sequence of names or globs, such as [eth0, \"br-*\"]", f.value.path())
@@ -116,6 +119,7 @@ func badIfname(s string) string {
 	return ""
 }
 
+// isGlob tells a glob from the name of one interface.
 func isGlob(s string) bool { return strings.ContainsAny(s, "*?") }
 
 // globMatch tells whether name matches a glob, in which * stands for any
@@ -193,11 +197,11 @@ func (p *Policy) Zone(ifname string) ZoneID {
 	found := ZoneNone
 	for i := range p.Zones {
 		for _, m := range p.Zones[i].Interfaces {
-			if m == ifname && !isGlob(m) {
+			if m == ifname {
 				return ZoneID(i + 1)
 			}
 			// Globs of two zones never match one name, see checkGlob.
-			if found == ZoneNone && isGlob(m) && globMatch(m, ifname) {
+			if isGlob(m) && globMatch(m, ifname) {
 				found = ZoneID(i + 1)
 			}
 		}

@@ -61,6 +61,7 @@ type bucket struct {
 	flows [ways]flow
 }
 
+// newFlows returns a table with at least n places.
 func newFlows(n int) *flows {
 	size := 1
 	for size*ways < n {
@@ -69,6 +70,7 @@ func newFlows(n int) *flows {
 	return &flows{seed: maphash.MakeSeed(), buckets: make([]bucket, size)}
 }
 
+// place returns the one bucket where a flow can be, and its tag there.
 func (t *flows) place(k *flowKey) (b *bucket, tag uint32) {
 	h := maphash.Bytes(t.seed, k[:])
 	return &t.buckets[h&uint64(len(t.buckets)-1)], uint32(h>>32) | 1

@@ -19,23 +19,29 @@ const payloadMax = 0xffff - attrHeader
 // judge decides about packets, one at a time. It belongs to one worker and holds
 // all that judging needs, so that nothing is allocated for a packet.
 type judge struct {
-	o       *Options
-	policy  *policy.Policy
-	rules   []int // indices into policy.Rules, by Rule.Inspect
-	tally   *tally
-	flows   *flows
-	dns     inspector
-	tls     inspector
-	view    pktbuf.View
-	flow    pktbuf.Flow
-	key     flowKey
-	rule    int // index into policy.Rules
-	scratch []byte
-	now     int64 // monotonic, when the batch was received
-	empty   int64 // when the socket was last seen empty
-	alarmed bool  // a panic has been logged
+	o      *Options
+	policy *policy.Policy
+	rules  []int // indices into policy.Rules, by Rule.Inspect
+	tally  *tally
+	flows  *flows
+	dns    inspector
+	tls    inspector
+
+	// The clock is read once a batch: nothing here needs it finer.
+	now   int64 // monotonic, when the batch was received
+	empty int64 // when the socket was last seen empty
+
+	// What belongs to the packet at hand.
+	view pktbuf.View
+	flow pktbuf.Flow
+	key  flowKey // set where flows are looked up
+	rule int     // index into policy.Rules
+
+	scratch []byte // where changed messages are built
+	alarmed bool   // a panic has been logged
 }
 
+// newJudge allocates all that a judge will ever need.
 func newJudge(o *Options, t *tally) *judge {
 	j := &judge{
 		o:       o,
@@ -62,13 +68,15 @@ func newJudge(o *Options, t *tally) *judge {
 // verdict judges a packet whose id is known, whatever else is wrong with it, and
 // counts it.
 func (j *judge) verdict(p *packet, broken bool) verdict {
-	action, reason := j.policy.Failure.Malformed, ReasonMalformed
+	action, reason := j.malformed()
 	if !broken {
 		action, reason = j.guarded(p)
 	}
 	j.tally.count(countReceived)
 	j.tally.reason(reason)
 	v := verdict{accept: action != policy.ActionDrop}
+	// A drop carries no mark: the kernel frees the packet, and drops of packets
+	// with different marks can share one message.
 	if !v.accept {
 		j.tally.count(countDropped)
 		return v
@@ -101,11 +109,17 @@ func (j *judge) guarded(p *packet) (action policy.Action, reason Reason) {
 	return j.packet(p)
 }
 
+// malformed is the one place where failure.malformed is read for what does not
+// parse.
 func (j *judge) malformed() (policy.Action, Reason) {
 	return j.policy.Failure.Malformed, ReasonMalformed
 }
 
+// packet finds the rule by the mark, looks through the headers and hands over to
+// the protocol's way of judging.
 func (j *judge) packet(p *packet) (policy.Action, Reason) {
+	// The kernel half has matched the rules already and says in the mark which
+	// one it was. A mark of another policy or another program names none.
 	marks := j.policy.Marks
 	i := int(p.mark&marks.Mask>>marks.Shift()) - policy.MarkInspect
 	if i < 0 || i >= len(j.rules) || j.rules[i] < 0 {
@@ -114,6 +128,8 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	j.rule = j.rules[i]
 	rule := &j.policy.Rules[j.rule]
 
+	// The version in the packet itself is checked by Parse: where the two differ,
+	// the packet is malformed.
 	family := pktbuf.IPv4
 	if p.proto == etherIPv6 {
 		family = pktbuf.IPv6
@@ -178,6 +194,8 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	}
 	payload := j.view.Payload()
 	if len(payload) == 0 {
+		// The kernel half queues none of these. Where somebody else does, a
+		// connection must be able to come about before it can be judged.
 		if f != nil && f.decided {
 			return f.action, f.reason
 		}
@@ -209,7 +227,7 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	case sawMalformed:
 		return j.decide(f, seq, j.policy.Failure.Malformed, ReasonMalformed)
 	}
-	queued := 1
+	queued := 1 // the packets that were let through to get here, and this one
 	if f != nil {
 		queued += int(f.packets)
 	}
@@ -254,6 +272,7 @@ func (j *judge) datagram(rule *policy.Rule) (policy.Action, Reason) {
 	if !response {
 		return policy.ActionAccept, r.reason // its response will be rewritten
 	}
+	// Built aside: what is taken over lies in the packet that is overwritten.
 	changed, err := rewriteDNS(j.scratch, msg, rule.Steps[r.step].Answer)
 	if err != nil || j.view.HeaderLen()+len(changed) > payloadMax {
 		return j.malformed()
@@ -302,6 +321,9 @@ func (j *judge) steps(rule *policy.Rule, in inspector, got outcome) ruling {
 	return all
 }
 
+// step applies the rule's steps to one name. Where none decides, the policy's
+// word is failure.undecided, and not that the packet waits for more: there is
+// nothing more to see.
 func (j *judge) step(rule *policy.Rule, kind policy.NameKind, name []byte) ruling {
 	step, log := rule.MatchStep(kind, name)
 	if step < 0 {
@@ -342,6 +364,7 @@ func (j *judge) wait(rule *policy.Rule, f *flow, seq uint32, n int) (policy.Acti
 		}
 		f.seq = seq
 	}
+	// A super-packet is one packet of the budget, but all its bytes count.
 	f.packets++
 	f.bytes += int64(n)
 	f.at = j.now
@@ -360,6 +383,8 @@ func (j *judge) decide(f *flow, seq uint32, action policy.Action, reason Reason)
 	if f == nil {
 		f = j.flows.insert(&j.key, j.now)
 	}
+	// Written down before it is told: when telling panics, the packets behind
+	// this one still follow the decision.
 	if f != nil {
 		*f = flow{
 			key: f.key, decided: true, kept: true, reason: reason, action: action,

@@ -377,24 +377,28 @@ func TestResponsesAreRewrittenWithRightChecksums(t *testing.T) {
 	}
 }
 
-// A checksum that comes out as 0 is sent as 0xffff (RFC 768); one that the
-// sender left out stays out on IPv4.
+// A checksum that comes out as 0 is sent as 0xffff (RFC 768, RFC 8200 section
+// 8.1); one that the sender left out stays out on IPv4.
 func TestRewrittenChecksumIsNeverZero(t *testing.T) {
 	w := newTester(t, "", tlsRule+rewriteRule)
 	m := mustPack(t, fullResponse(dnsmessage.TypeA))
-	found := false
-	for id := range 1 << 16 {
-		binary.BigEndian.PutUint16(m, uint16(id))
-		w.id++
-		v := w.packet(t, queued{id: w.id, mark: uint32(markOf(1)), payload: ipPacket(dnsAddr, clientAddr, nil, m)})
-		csum := binary.BigEndian.Uint16(v.payload[26:])
-		if csum == 0 {
-			t.Fatalf("message %#x: checksum 0", id)
+	client6, dns6 := netip.MustParseAddrPort("[2001:db8::1]:40000"), netip.MustParseAddrPort("[2001:db8::53]:53")
+	for at, ends := range map[int][2]netip.AddrPort{26: {dnsAddr, clientAddr}, 46: {dns6, client6}} {
+		checksum := func(id uint16) uint16 {
+			binary.BigEndian.PutUint16(m, id)
+			w.id++
+			v := w.packet(t, queued{id: w.id, mark: uint32(markOf(1)), payload: ipPacket(ends[0], ends[1], nil, m)})
+			return binary.BigEndian.Uint16(v.payload[at:])
 		}
-		found = found || csum == 0xffff
-	}
-	if !found {
-		t.Error("no message id brought about a sum of 0")
+		// The message's id is part of the sum: the id that makes it 0 is the
+		// checksum of the same message with id 0.
+		zero := checksum(0)
+		if got := checksum(zero); got != 0xffff {
+			t.Errorf("%v: checksum %#x, want 0xffff", ends, got)
+		}
+		if got := checksum(zero - 1); got != 1 {
+			t.Errorf("%v: checksum %#x, want 1", ends, got)
+		}
 	}
 	without := ipPacket(dnsAddr, clientAddr, nil, m)
 	without[26], without[27] = 0, 0

@@ -94,6 +94,7 @@ func (p *packet) parse(body []byte) error {
 	if len(body) < nfHeaderLen {
 		return errCutMessage
 	}
+	// struct nfgenmsg repeats the queue's number and the family; both are known.
 	for b := body[nfHeaderLen:]; len(b) > 0; {
 		if len(b) < attrHeader {
 			return errCutMessage
@@ -108,6 +109,7 @@ func (p *packet) parse(body []byte) error {
 		if err := p.attribute(binary.NativeEndian.Uint16(b[2:])&attrTypeMask, b[attrHeader:n]); err != nil {
 			return err
 		}
+		// The kernel leaves the padding behind the last attribute out.
 		b = b[min(align4(n), len(b)):]
 	}
 	if !p.hasID {
@@ -116,9 +118,12 @@ func (p *packet) parse(body []byte) error {
 	return nil
 }
 
+// attribute reads one attribute. All numbers in them are big-endian; the
+// attributes themselves, as all of netlink, are in the host's order.
 func (p *packet) attribute(typ uint16, v []byte) error {
 	switch typ {
 	case nfqaPacketHdr:
+		// struct nfqnl_msg_packet_hdr is packed: id, protocol, hook.
 		if len(v) < 7 {
 			return errAttributes
 		}
@@ -131,6 +136,7 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 		p.hook = v[6]
 		return nil
 	case nfqaPayload:
+		// Of two payloads one would be judged and the other meant.
 		if p.payload != nil {
 			return errAttributes
 		}
@@ -157,7 +163,8 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 	case nfqaSkbInfo:
 		to = &p.skbInfo
 	default:
-		return nil // one that we do not need, or do not know
+		// One that is not needed, or that a newer kernel has.
+		return nil
 	}
 	if len(v) < 4 {
 		return errAttributes

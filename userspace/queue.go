@@ -13,7 +13,7 @@ import (
 
 // Configuration messages and attributes, include/uapi/linux/netfilter/nfnetlink_queue.h.
 const (
-	msgPacket       = unix.NFNL_SUBSYS_QUEUE<<8 | 0
+	msgPacket       = unix.NFNL_SUBSYS_QUEUE << 8
 	msgVerdict      = unix.NFNL_SUBSYS_QUEUE<<8 | 1
 	msgConfig       = unix.NFNL_SUBSYS_QUEUE<<8 | 2
 	msgVerdictBatch = unix.NFNL_SUBSYS_QUEUE<<8 | 3

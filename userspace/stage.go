@@ -64,6 +64,8 @@ func (s *Stage) Run() error {
 	s.running = true
 	s.mu.Unlock()
 
+	// One worker that fails ends all: a queue without a worker fills up, and then
+	// its packets are lost one way or the other.
 	errs := make(chan error)
 	for _, w := range s.workers {
 		go func() { errs <- w.run() }()
@@ -155,6 +157,7 @@ func (s *Stage) Close() error {
 // Stats returns a snapshot. It may be called at any time from any goroutine;
 // after Close the kernel's counters are 0.
 func (s *Stage) Stats() Stats {
+	// When the file cannot be read, the workers' counters are still worth having.
 	var kernel []KernelQueue
 	if s.kernel != nil {
 		kernel, _ = readKernelQueues(s.kernel)

@@ -25,7 +25,7 @@ type Counters struct {
 	VerdictENOENT uint64 `json:"verdict_enoent"` // the kernel had given up on the packet
 	VerdictErrors uint64 `json:"verdict_errors"` // refused for another reason
 	ENOBUFS       uint64 `json:"enobufs"`        // times the socket ran full; see KernelQueue.UserDropped
-	Decided       uint64 `json:"decided"`        // flows handed to Options.Decided
+	Decided       uint64 `json:"decided"`        // decisions about flows, offered again included
 	DecidedErrors uint64 `json:"decided_errors"` // times it returned an error
 	Receives      uint64 `json:"receives"`       // system calls that brought something
 }
@@ -61,6 +61,7 @@ type tally struct {
 	public [counts]atomic.Uint64
 }
 
+// count counts in the worker's own memory: no other processor looks at it.
 func (t *tally) count(what int) { t.own[what]++ }
 
 func (t *tally) reason(r Reason) { t.own[countReason+int(r)-1]++ }
@@ -69,6 +70,8 @@ func (t *tally) reason(r Reason) { t.own[countReason+int(r)-1]++ }
 func (t *tally) publish() {
 	t.gen.Add(1)
 	for i := range t.own {
+		// A store that others can see costs more than a look: most of the
+		// counters have not moved.
 		if v := t.own[i]; v != t.public[i].Load() {
 			t.public[i].Store(v)
 		}
@@ -76,6 +79,8 @@ func (t *tally) publish() {
 	t.gen.Add(1)
 }
 
+// snapshot returns what was published last, all of one batch. It repeats while
+// the worker is publishing, which takes some nanoseconds.
 func (t *tally) snapshot() Counters {
 	var v [counts]uint64
 	for {

@@ -87,6 +87,8 @@ func (t *tlsInspector) hello(b []byte) ([]byte, outcome) {
 	if n := messageLen(part); n > 0 && n <= len(part) {
 		return part[tlsMessageHeader:n], sawNames
 	}
+	// The message is spread over records, which servers join again: so does this,
+	// in memory of its own, because a record's header stands between the parts.
 	joined := t.joined[:0]
 	for {
 		joined = append(joined, part[:min(len(part), cap(joined)-len(joined))]...)
@@ -160,6 +162,8 @@ func serverName(hello []byte) ([]byte, outcome) {
 	if r.bad || len(r.b) != 0 {
 		return nil, sawMalformed
 	}
+	// All extensions are looked at, also behind the name: a second one must not
+	// go unnoticed.
 	var host []byte
 	seen := false
 	for len(extensions.b) > 0 {
@@ -200,7 +204,7 @@ func hostName(ext []byte) ([]byte, outcome) {
 			return nil, sawMalformed
 		}
 		if typ != tlsHostName {
-			continue
+			continue // no other type was ever defined
 		}
 		if host != nil || len(name) > tlsNameMax {
 			return nil, sawMalformed
@@ -217,6 +221,7 @@ type tlsReader struct {
 	bad bool
 }
 
+// take returns the next n bytes.
 func (r *tlsReader) take(n int) []byte {
 	if n > len(r.b) {
 		r.b, r.bad = nil, true

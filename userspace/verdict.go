@@ -43,6 +43,8 @@ type verdicts struct {
 	runWhat verdict
 }
 
+// newVerdicts returns room for as many verdicts as are given between two sends.
+// It never grows: the vector points into buf.
 func newVerdicts(q *queue, most int) *verdicts {
 	return &verdicts{
 		q:   q,
@@ -66,6 +68,7 @@ func (vs *verdicts) add(id uint32, v verdict) error {
 		return nil
 	}
 	vs.endRun()
+	// The kernel refuses a send larger than the socket's buffer as a whole.
 	if vs.len+verdictLen+len(v.payload) > vs.q.room {
 		if err := vs.send(); err != nil {
 			return err
@@ -75,6 +78,8 @@ func (vs *verdicts) add(id uint32, v verdict) error {
 	return nil
 }
 
+// endRun writes the message of the run. A run of one gets the plain verdict: the
+// kernel need not walk its queue for it.
 func (vs *verdicts) endRun() {
 	switch {
 	case vs.run == 1:
@@ -127,6 +132,7 @@ func (vs *verdicts) put(id uint32, kind uint16, v verdict) {
 	vs.len += n
 }
 
+// addIov lets the send go on with b, which must stay where it is until then.
 func (vs *verdicts) addIov(b []byte) {
 	if len(b) == 0 {
 		return
@@ -137,7 +143,8 @@ func (vs *verdicts) addIov(b []byte) {
 	iov.SetLen(len(b))
 }
 
-// sendPatience is how long verdicts are offered to a kernel without memory.
+// A kernel without memory is offered the verdicts for a second before the worker
+// gives up. The packets stay queued meanwhile.
 const (
 	sendRetries  = 100
 	sendPatience = 10 * time.Millisecond
@@ -173,6 +180,7 @@ func (vs *verdicts) send() error {
 		}
 		time.Sleep(sendPatience)
 	}
+	// Pointers to packets are not kept longer than needed.
 	clear(vs.iov)
 	vs.buf, vs.iov, vs.seg, vs.len = vs.buf[:0], vs.iov[:0], 0, 0
 	if err != nil {

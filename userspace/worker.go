@@ -44,12 +44,15 @@ type worker struct {
 	order    atomic.Int32
 	start    time.Time
 
+	// One slot of the arena for each message of a receive. Packets are judged and
+	// changed where the kernel put them; a verdict is sent from there.
 	pkt   packet
 	arena []byte
 	iov   [batch]unix.Iovec
 	msgs  [batch]mmsghdr
 }
 
+// newWorker allocates all that the worker will ever need.
 func newWorker(q *queue, o *Options) *worker {
 	w := &worker{
 		q:        q,
@@ -99,6 +102,9 @@ func (w *worker) run() error {
 	defer runtime.UnlockOSThread()
 	defer w.tally.publish()
 	for {
+		// Looked at in front of every receive. An order given after this look
+		// finds the receive blocked, or about to, and its acknowledgement in the
+		// socket ends it.
 		order := w.order.Load()
 		if order == stopping {
 			return nil
@@ -142,6 +148,7 @@ func (w *worker) receive(draining bool) (n int, errno unix.Errno) {
 		return 0, errno
 	}
 	if r < batch {
+		// The kernel had no more to give.
 		w.judge.empty = w.judge.now
 	}
 	return int(r), 0
@@ -201,6 +208,8 @@ func (w *worker) handlePacket(body []byte, cut, shared bool) error {
 			return nil
 		}
 	}
+	// The kernel puts one message into a datagram, so that a packet may grow into
+	// the rest of its slot.
 	if shared {
 		// Another message lies behind: no room to grow into.
 		p.payload = p.payload[:len(p.payload):len(p.payload)]
