@@ -74,4 +74,9 @@ func diff(old, repl uint16) uint32 { return uint32(^old) + uint32(repl) }
 
 // update returns a checksum after changes to what it covers (RFC 1624,
 // equation 3).
-func update(csum uint16, diff uint32) uint16 { return ^fold(uint64(^csum) + uint64(diff)) }
+func update(csum uint16, diff uint32) uint16 {
+	s := uint32(^csum) + diff
+	s = s>>16 + s&0xffff
+	s = s>>16 + s&0xffff
+	return ^uint16(s)
+}

@@ -54,16 +54,20 @@
 // # For users of libnetfilter_queue
 //
 //	pktb_alloc                      View.Init, on memory of the caller
-//	pktb_setup_raw, pktb_head_size  View.Init
+//	pktb_setup_raw                  View.Init
+//	pktb_head_size                  not needed: a View is a value
 //	pktb_free                       not needed
-//	pktb_data, pktb_len             View.Bytes, View.Len
+//	pktb_data                       View.Bytes, View.AppendPieces
+//	pktb_len                        View.Len
 //	pktb_tailroom                   View.Room
 //	pktb_mac_header                 View.Ethernet
 //	pktb_network_header             View.IPv4, View.IPv6
 //	pktb_transport_header           View.Transport
 //	pktb_mangled                    View.Changed
-//	pktb_push, pktb_pull            View.Reserve, View.Frame
-//	pktb_put, pktb_trim             View.Append, View.Trim
+//	pktb_push                       View.Reserve, View.Frame
+//	pktb_pull                       View.Reserve, View.Frame
+//	pktb_put                        View.Append
+//	pktb_trim                       View.Trim
 //	pktb_mangle                     View.Replace
 //	nfq_ip_get_hdr                  View.Parse, View.IPv4
 //	nfq_ip_set_transport_header     View.Parse
@@ -75,19 +79,25 @@
 //	nfq_ip6_mangle                  View.ReplacePayload
 //	nfq_ip6_snprintf                View.AppendLog
 //	nfq_tcp_get_hdr                 View.TCP
-//	nfq_tcp_get_payload(_len)       View.Payload, View.PayloadLen
+//	nfq_tcp_get_payload             View.Payload
+//	nfq_tcp_get_payload_len         View.PayloadLen
 //	nfq_tcp_compute_checksum_ipv4   View.Recompute, View.Complete
 //	nfq_tcp_compute_checksum_ipv6   View.Recompute, View.Complete
-//	nfq_tcp_mangle_ipv4, _ipv6      View.ReplacePayload
+//	nfq_tcp_mangle_ipv4             View.ReplacePayload
+//	nfq_tcp_mangle_ipv6             View.ReplacePayload
 //	nfq_tcp_snprintf                View.AppendLog
 //	nfq_udp_get_hdr                 View.UDP
-//	nfq_udp_get_payload(_len)       View.Payload, View.PayloadLen
+//	nfq_udp_get_payload             View.Payload
+//	nfq_udp_get_payload_len         View.PayloadLen
 //	nfq_udp_compute_checksum_ipv4   View.Recompute, View.Complete
 //	nfq_udp_compute_checksum_ipv6   View.Recompute, View.Complete
-//	nfq_udp_mangle_ipv4, _ipv6      View.ReplacePayload
+//	nfq_udp_mangle_ipv4             View.ReplacePayload
+//	nfq_udp_mangle_ipv6             View.ReplacePayload
 //	nfq_udp_snprintf                View.AppendLog
 //	nfq_icmp_get_hdr                View.ICMP, View.ICMPv6
-//	nfq_nlmsg_*, nfq_open, ...      not here: the queue is package userspace
+//
+// The library's netlink side (nfq_nlmsg_put and so on) has no place here: that
+// is for the owner of the queue.
 //
 // Beyond that library: VLAN tags, all IPv6 extension headers, fragments,
 // addresses and ports, TTL, DSCP, ECN, TCP options, packets quoted in ICMP

@@ -62,15 +62,27 @@ func (v *View) Replace(off, n int, rep []byte) error {
 // splice replaces n bytes at an offset of the packet behind the IP headers.
 func (v *View) splice(at, n int, rep []byte) error {
 	delta := len(rep) - n
-	if err := v.checkSplice(at+n, delta); err != nil {
-		return err
+	// Most packets are whole, private, finished, and have no CRC to keep.
+	special := v.flags&(flagCut|flagShared|flagUnfinished) != 0 || v.state&(laterPart|moreFollow|hasSCTP) != 0
+	if special {
+		if err := v.checkSplice(at+n, delta); err != nil {
+			return err
+		}
 	}
-	if delta > 0 && !v.makeRoom(int(v.end), delta) {
-		return ErrNoRoom
+	if delta > 0 {
+		if v.ipLength()+delta > ipMaxLen {
+			return ErrTooLong
+		}
+		if !v.makeRoom(int(v.end), delta) {
+			return ErrNoRoom
+		}
 	}
-	v.finish()
+	good := false
+	if special {
+		v.finish()
+		good = v.crcGood()
+	}
 	v.flags |= flagChanged
-	good := v.crcGood()
 	end := int(v.end)
 	behind := at + n
 	odd := at - int(v.l4)
@@ -99,8 +111,6 @@ func (v *View) checkSplice(to, delta int) error {
 		return ErrShort
 	case v.state&laterPart != 0 || v.state&moreFollow != 0 && (delta != 0 || v.state&hasSCTP != 0):
 		return ErrFragment
-	case v.ipLength()+delta > ipMaxLen:
-		return ErrTooLong
 	}
 	if delta != 0 {
 		to = v.Len()

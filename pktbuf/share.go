@@ -92,23 +92,27 @@ func (v *View) MakeWritable(n int, mem []byte) error {
 
 // Move copies the packet to mem, behind headroom bytes that stay free for
 // Frame, so that the memory it was received in can be used again. What is left
-// of mem is room to grow. After an error nothing has changed.
+// of mem is room to grow. mem must not overlap the packet, which has not changed
+// after an error.
 func (v *View) Move(mem []byte, headroom int) error {
 	n := v.Len()
 	if headroom < 0 || len(mem)-headroom < n {
 		return ErrNoRoom
 	}
-	p := mem[headroom : headroom+n]
-	k := copy(p, v.pkt)
-	if v.flags&flagSplit != 0 {
-		copy(p[k:], v.tail)
-	}
-	v.pkt = p
-	v.flags &^= flagRoom | flagShared | flagSplit | flagFront
+	was := v.flags
+	v.flags = was &^ (flagRoom | flagShared | flagSplit | flagFront)
 	if headroom != 0 {
 		v.front = mem[:headroom]
 		v.flags |= flagFront
+		mem = mem[headroom:]
 	}
+	// Copying comes last: then nothing has to be kept across the call.
+	p := v.pkt
+	v.pkt = mem[:n]
+	if was&flagSplit != 0 {
+		copy(mem[len(p):n], v.tail)
+	}
+	copy(mem, p)
 	return nil
 }
 
