@@ -148,7 +148,7 @@ func FuzzMangle(f *testing.F) {
 			v.SetUnfinished()
 		}
 		for steps := 0; len(script) >= 3 && steps < 20; steps++ {
-			op, a, b := script[0]%14, script[1], script[2]
+			op, a, b := script[0]%16, script[1], script[2]
 			script = script[3:]
 			rep := script[:min(len(script), int(b)%40)]
 			before, flags := bytes.Clone(v.Bytes()), v.flags
@@ -222,6 +222,10 @@ func mangle(v *View, op, a, b byte, rep []byte) error {
 		return v.StripTCPOption(a)
 	case 12:
 		return v.ClampMSS(uint16(a)<<8 | uint16(b))
+	case 13:
+		return v.Recompute()
+	case 14:
+		return v.SetECN(a)
 	}
-	return v.Recompute()
+	return v.Complete()
 }

@@ -20,9 +20,9 @@ const (
 
 // What Parse has found, in View.state.
 const (
-	hasIPv4 = 1 << iota
-	hasIPv6 // with its extension headers walked
-	hasTCP  // the whole header, as with the others
+	hasIPv4 = 1 << iota // proto, l3, l4, pay and end are set
+	hasIPv6             // the same
+	hasTCP              // the whole header, as with the others
 	hasUDP
 	hasICMP
 	hasICMPv6
@@ -120,7 +120,7 @@ func (v *View) Len() int {
 }
 
 // Bytes returns the packet. Of a view whose rest is shared it is the front
-// only, see Pieces.
+// only, see AppendPieces.
 func (v *View) Bytes() []byte { return v.pkt }
 
 // Changed reports whether the packet differs from what Init was given, so that
