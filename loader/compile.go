@@ -76,10 +76,7 @@ func compileRule(r *policy.Rule) tableRule {
 	}
 	if r.Action == policy.ActionInspect {
 		c.mark = uint8(policy.MarkInspect + r.Inspect)
-		// Only a step that changes replies needs to see them.
-		c.replies = slices.ContainsFunc(r.Steps, func(s policy.Step) bool {
-			return s.Action == policy.ActionRewrite
-		})
+		c.replies = r.Rewrites() // replies are seen only to be changed
 	}
 	return c
 }

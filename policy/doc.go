@@ -76,4 +76,8 @@
 // log alone logs and goes on. A step on sni matches the server name of a TLS
 // hello, one on qname that of a DNS question over UDP; a hello without a name
 // is matched by neither. Where no step decides, failure.undecided does.
+//
+// A step with action rewrite changes the answers that come back through the
+// host, so its rule should have to: a zone. What the host itself answers cannot
+// be rewritten yet; failure.undecided decides about such questions.
 package policy

@@ -74,6 +74,9 @@ func (p *reader) readSteps(r *Rule, n *node) {
 		s := Step{Pos: item.pos}
 		p.readStep(&s, item, values)
 		p.checkStep(r, values)
+		if s.Action == ActionRewrite {
+			p.checkRewrite(r, item)
+		}
 		if decided != "" {
 			p.warnf(item.pos, "%s can never match: %s before it decides everything", item.path(), decided)
 		}
@@ -163,6 +166,17 @@ func (p *reader) answer(n *node, s *Step) {
 		p.invalid(n, "the IPv4 address, "+addr.Unmap().String())
 	}
 	s.Answer = addr
+}
+
+// checkRewrite tells that what the host itself answers leaves no more by a hook
+// where it could be rewritten.
+func (p *reader) checkRewrite(r *Rule, step *node) {
+	switch r.To {
+	case ZoneHost:
+		p.errorf(step.pos, "%s: rewriting the host's own answers is not built yet; expected a rule to: a zone", step.path())
+	case ZoneNone:
+		p.warnf(step.pos, "%s does not rewrite the host's own answers: for questions to it failure.undecided decides; expected a rule to: a zone", step.path())
+	}
 }
 
 // checkStep refuses conditions that the rule's protocols never have.
