@@ -31,7 +31,7 @@ func TestNoAllocations(t *testing.T) {
 		}
 	}
 	for name, do := range map[string]func(){
-		"Init": func() { must(v.Init(IPv4, mem, room)) },
+		"Init": func() { must(v.Init(IPv4, mem, room), v.InitCopy(IPv4, mem, room)) },
 		"Parse and Flow": func() {
 			for _, p := range [][]byte{syn, udp6, sctp, icmp} {
 				start(p)

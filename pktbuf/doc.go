@@ -15,7 +15,8 @@
 // spare capacity is room to grow: buf[:n:n] is a packet that may be read,
 // changed in place and shortened, never lengthened. Memory for growth can also
 // be given apart from the packet, and is used only when a change needs it. A
-// change that does not fit is [ErrNoRoom].
+// change that does not fit is [ErrNoRoom]. Where the received memory is wanted
+// back at once, [View.InitCopy] makes the view over a copy.
 //
 // Parse checks every length once; afterwards headers are named byte slices with
 // accessors of one line ([Ethernet], [IPv4Header], [IPv6Header], [TCP], [UDP],
@@ -53,7 +54,7 @@
 //
 // # For users of libnetfilter_queue
 //
-//	pktb_alloc                      View.Init, on memory of the caller
+//	pktb_alloc                      View.Init, View.InitCopy, on memory of the caller
 //	pktb_setup_raw                  View.Init
 //	pktb_head_size                  not needed: a View is a value
 //	pktb_free                       not needed

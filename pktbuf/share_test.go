@@ -315,6 +315,30 @@ func TestRoom(t *testing.T) {
 	}
 }
 
+func TestInitCopy(t *testing.T) {
+	p := build(spec{ver: 4, proto: ProtoUDP, l4: udpHeader(), payload: pattern(20, 0)})
+	mem := make([]byte, len(p)+5)
+	v := *mustView(t, IPv4, p, 9) // used before
+	v.SetUnfinished()
+	if err := v.InitCopy(0, p, mem); err != ErrProto {
+		t.Errorf("without a family: %v", err)
+	}
+	if err := v.InitCopy(IPv4, p, mem[:len(p)-1]); err != ErrNoRoom {
+		t.Errorf("into too little memory: %v", err)
+	}
+	if err := v.InitCopy(IPv4, p, mem); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Parse(); err != nil || v.Unfinished() || v.Room() != 5 {
+		t.Errorf("%v, unfinished: %v, room for %d", err, v.Unfinished(), v.Room())
+	}
+	was := bytes.Clone(p)
+	if err := v.Append([]byte("12345")); err != nil || !bytes.Equal(p, was) || &v.Bytes()[0] != &mem[0] {
+		t.Errorf("%v: %x", err, v.Bytes())
+	}
+	mustBeRight(t, &v, "good")
+}
+
 func TestMove(t *testing.T) {
 	p := build(spec{ver: 4, proto: ProtoUDP, l4: udpHeader(), payload: pattern(20, 0)})
 	v := mustView(t, IPv4, p, 0)

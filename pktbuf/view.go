@@ -98,6 +98,21 @@ func (v *View) Init(family Family, data, room []byte) error {
 	return nil
 }
 
+// InitCopy is Init over a copy of the packet in mem, so that the memory it was
+// received in can be used again at once. What is left of mem is room to grow.
+// It is ErrNoRoom when the packet does not fit.
+func (v *View) InitCopy(family Family, data, mem []byte) error {
+	if family-1 > Bridge-1 {
+		return ErrProto
+	}
+	if len(mem) < len(data) {
+		return ErrNoRoom
+	}
+	v.pkt = mem[:copy(mem, data)]
+	v.family, v.flags, v.state = family, 0, 0
+	return nil
+}
+
 // SetUnfinished says that the transport checksum holds the sum of the
 // pseudo-header only, as in packets made on this host and in super-packets
 // (NFQA_SKB_INFO with CSUMNOTREADY). The first change completes it.

@@ -102,7 +102,7 @@ func constructing(packet []byte, size int) []*measurement {
 		}},
 		{name: "copy with room", size: size, run: func(n int) {
 			for range n {
-				if view.Init(pktbuf.IPv4, packet, nil) != nil || view.Move(room, 0) != nil {
+				if view.InitCopy(pktbuf.IPv4, packet, room) != nil {
 					panic(failed)
 				}
 			}
@@ -156,8 +156,8 @@ func changing(packet []byte, size int) []*measurement {
 		}},
 		{name: "copy, parse, replace in UDP, 3 more", size: size, c: opTimePath, extra: 255, run: func(n int) {
 			for range n {
-				if view.Init(pktbuf.IPv4, packet, nil) != nil || view.Move(room, 0) != nil ||
-					view.Parse() != nil || view.ReplacePayload(3, 5, rep[:8]) != nil {
+				if view.InitCopy(pktbuf.IPv4, packet, room) != nil || view.Parse() != nil ||
+					view.ReplacePayload(3, 5, rep[:8]) != nil {
 					panic(failed)
 				}
 			}
