@@ -96,8 +96,8 @@ func (p *programs) list(ctx context.Context, packages []string) ([]testPackage, 
 	return tests, nil
 }
 
-// writeInitrd writes all that one guest needs into a file.
-func (p *programs) writeInitrd(name string, modules []module, testArgs []string) (err error) {
+// writeInitrd writes all that a guest needs for one package's tests into a file.
+func (p *programs) writeInitrd(name string, g guest, testArgs []string) (err error) {
 	f, err := os.Create(name)
 	if err != nil {
 		return err
@@ -107,18 +107,15 @@ func (p *programs) writeInitrd(name string, modules []module, testArgs []string)
 	// The console must be there before /init can make it.
 	a.dir("dev")
 	a.device("dev/console", 5, 1)
-	for i, m := range modules {
+	for i, m := range g.modules {
 		a.file(fmt.Sprintf("modules/%03d-%s.ko", i, m.name), 0o644, m.image)
 	}
-	var list strings.Builder
-	for _, t := range p.tests {
-		program := path.Join("bin", t.name)
-		if err := a.copyFile(program, filepath.Join(p.dir, "tests", t.name)); err != nil {
-			return err
-		}
-		fmt.Fprintln(&list, path.Join("/", guestRoot, t.path), path.Join("/", program), strings.Join(testArgs, " "))
+	program := path.Join("bin", g.test.name)
+	if err := a.copyFile(program, filepath.Join(p.dir, "tests", g.test.name)); err != nil {
+		return err
 	}
-	a.file("tests", 0o644, []byte(list.String()))
+	list := fmt.Sprintln(path.Join("/", guestRoot, g.test.path), path.Join("/", program), strings.Join(testArgs, " "))
+	a.file("tests", 0o644, []byte(list))
 	if err := a.copyFile("init", filepath.Join(p.dir, "guest")); err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,9 +44,9 @@ func main() {
 	pflag.StringVar(&o.command, "command", "./cmd/hybridfw", "command to put into the guests, \"\" for none")
 	pflag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	pflag.BoolVar(&o.short, "short", true, "run the tests with -short: emulation is some 20 times slower")
-	pflag.DurationVar(&o.limit, "timeout", 5*time.Minute, "time for one kernel, from its start to its end")
+	pflag.DurationVar(&o.limit, "timeout", 10*time.Minute, "time for one package on one kernel, from start to end")
 	pflag.IntVar(&o.memory, "memory", 1024, "memory of a guest in MiB")
-	pflag.IntVar(&o.jobs, "jobs", 2, "kernels that run at the same time")
+	pflag.IntVar(&o.jobs, "jobs", runtime.NumCPU(), "guests that run at the same time")
 	pflag.BoolVarP(&o.verbose, "verbose", "v", false, "show the guests' consoles")
 	pflag.Parse()
 	if pflag.NArg() == 0 {
@@ -76,67 +76,104 @@ func runAll(ctx context.Context, o options, packages []string) (err error) {
 	}
 	fmt.Printf("kernels: built in %s\n", since(start))
 
-	errs := make([]error, len(o.series))
+	guests, err := o.guests(ctx, p)
+	if err != nil {
+		return err
+	}
 	slots := make(chan struct{}, max(o.jobs, 1))
 	var wg sync.WaitGroup
-	var printing sync.Mutex
-	for i, series := range o.series {
+	for _, g := range guests {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			var text bytes.Buffer
-			errs[i] = o.runOne(ctx, p, series, &text)
-			printing.Lock()
-			defer printing.Unlock()
-			_, writeErr := text.WriteTo(os.Stdout)
-			errs[i] = errors.Join(errs[i], writeErr)
+			g.err = o.run1(ctx, p, g)
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return summarize(os.Stdout, guests, p.corpus != "")
 }
 
-// runOne runs the tests on the newest kernel of a series.
-func (o options) runOne(ctx context.Context, p *programs, series string, w io.Writer) error {
-	k, err := findKernel(ctx, series, o.cache)
-	if err != nil {
-		return err
+// guest is one package's tests on one kernel. Each has a machine of its own: what
+// hangs or crashes takes no other tests with it, and the work spreads evenly.
+type guest struct {
+	kernel  kernel
+	modules []module
+	test    testPackage
+
+	report report
+	took   time.Duration
+	err    error
+}
+
+// guests gets the kernels and lists what is to be run on each.
+func (o options) guests(ctx context.Context, p *programs) ([]*guest, error) {
+	var all []*guest
+	for _, series := range o.series {
+		k, err := findKernel(ctx, series, o.cache)
+		if err != nil {
+			return nil, err
+		}
+		tree, err := openModules(k.modules)
+		if err != nil {
+			return nil, err
+		}
+		modules, err := tree.load(ctx, wantedModules)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range p.tests {
+			all = append(all, &guest{kernel: k, modules: modules, test: t})
+		}
 	}
-	tree, err := openModules(k.modules)
-	if err != nil {
-		return err
-	}
-	modules, err := tree.load(ctx, wantedModules)
-	if err != nil {
-		return err
-	}
-	m := machine{kernel: k, initrd: filepath.Join(p.dir, series+".cpio"), memory: o.memory, limit: o.limit}
+	return all, nil
+}
+
+// run1 runs one guest and fills its report.
+func (o options) run1(ctx context.Context, p *programs, g *guest) error {
+	m := machine{kernel: g.kernel, memory: o.memory, limit: o.limit}
+	m.initrd = filepath.Join(p.dir, g.kernel.release+"-"+g.test.name+".cpio")
 	if o.verbose {
 		m.console = os.Stderr
 	}
-	if err := p.writeInitrd(m.initrd, modules, o.testArgs()); err != nil {
-		return fmt.Errorf("writing the initrd for %s: %w", k.release, err)
+	if err := p.writeInitrd(m.initrd, *g, o.testArgs()); err != nil {
+		return fmt.Errorf("writing the initrd for %s: %w", g.kernel.release, err)
 	}
 	start := time.Now()
 	console, bootErr := m.boot(ctx)
+	g.took = since(start)
 	rep, err := readConsole(ctx, console)
-	if err = errors.Join(bootErr, err); err != nil {
-		err = fmt.Errorf("kernel %s: %w; the end of its console:\n%s", k.release, err, tail(console, 40))
+	if err = errors.Join(bootErr, err, os.Remove(m.initrd)); err != nil {
+		err = fmt.Errorf("%s on kernel %s: %w; the end of its console:\n%s", g.test.path, g.kernel.release, err, tail(console, 40))
 	}
-	if rep.release != "" && rep.release != k.release {
-		err = errors.Join(err, fmt.Errorf("kernel %s ran where %s was started", rep.release, k.release))
+	if rep.release != "" && rep.release != g.kernel.release {
+		err = errors.Join(err, fmt.Errorf("kernel %s ran where %s was started", rep.release, g.kernel.release))
 	}
-	rep.release = k.release
-	ok := rep.summary(w, p.corpus != "")
-	fmt.Fprintf(w, "%s: ran %s", k.release, since(start))
-	for _, t := range p.tests {
-		fmt.Fprintf(w, ", %s %s", t.path, rep.took[t.path].Round(100*time.Millisecond))
-	}
-	fmt.Fprintln(w)
-	if err == nil && !ok {
-		err = fmt.Errorf("kernel %s: %w", k.release, errTests)
-	}
+	rep.release = g.kernel.release
+	g.report = rep
 	return err
+}
+
+// summarize writes what each kernel's guests said. It is an error if anything
+// failed anywhere.
+func summarize(w io.Writer, guests []*guest, corpus bool) error {
+	var errs []error
+	for len(guests) > 0 {
+		release := guests[0].kernel.release
+		all := report{release: release}
+		var times []string
+		for len(guests) > 0 && guests[0].kernel.release == release {
+			g := guests[0]
+			guests = guests[1:]
+			all.results = append(all.results, g.report.results...)
+			errs = append(errs, g.err)
+			times = append(times, fmt.Sprintf("%s %s", g.test.path, g.took))
+		}
+		if !all.summary(w, corpus) {
+			errs = append(errs, fmt.Errorf("kernel %s: %w", release, errTests))
+		}
+		fmt.Fprintf(w, "%s: time with booting: %s\n", release, strings.Join(times, ", "))
+	}
+	return errors.Join(errs...)
 }
 
 // testArgs are given to every test program. It gives up before the guest is

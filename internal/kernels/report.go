@@ -9,9 +9,7 @@ import (
 	"io"
 	"os/exec"
 	"regexp"
-	"strconv"
 	"strings"
-	"time"
 )
 
 // result is one test's outcome in a guest.
@@ -25,14 +23,13 @@ type result struct {
 type report struct {
 	release string // of the kernel that really ran
 	results []result
-	took    map[string]time.Duration // by package
 }
 
 // readConsole takes a guest's console apart. A guest that stopped early, in the
 // middle of a test or without having said that it was done, is an error; the
 // report then holds what had come.
 func readConsole(ctx context.Context, console []byte) (report, error) {
-	r := report{took: make(map[string]time.Duration)}
+	var r report
 	var pkg string
 	var section bytes.Buffer
 	done := false
@@ -51,12 +48,7 @@ func readConsole(ctx context.Context, console []byte) (report, error) {
 		case fields[0] == "start" && len(fields) == 2:
 			pkg = strings.TrimPrefix(fields[1], "/"+guestRoot+"/")
 			section.Reset()
-		case fields[0] == "end" && len(fields) == 3:
-			ms, err := strconv.Atoi(fields[2])
-			if err != nil {
-				return r, fmt.Errorf("reading %q: %w", line, err)
-			}
-			r.took[pkg] = time.Duration(ms) * time.Millisecond
+		case fields[0] == "end" && len(fields) == 2:
 			if err := r.add(ctx, pkg, section.Bytes(), fields[1]); err != nil {
 				return r, err
 			}

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/hybridfw/hybridfw/internal/testnet"
 	"github.com/vishvananda/netlink"
@@ -147,12 +146,11 @@ func runTests() error {
 		cmd.Dir = fields[0]
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		fmt.Println("@@ start", fields[0])
-		start := time.Now()
 		err := cmd.Run()
 		if cmd.ProcessState == nil {
 			return fmt.Errorf("starting %s: %w", fields[1], err)
 		}
-		fmt.Println("\n@@ end", cmd.ProcessState.ExitCode(), time.Since(start).Milliseconds())
+		fmt.Println("\n@@ end", cmd.ProcessState.ExitCode())
 	}
 	if err := lines.Err(); err != nil {
 		return err
