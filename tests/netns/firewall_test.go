@@ -23,8 +23,6 @@ import (
 	"github.com/hybridfw/hybridfw/userspace"
 )
 
-func TestMain(m *testing.M) { testnet.Main(m) }
-
 // patience is how long what should happen at once may take on a loaded machine.
 const patience = 20 * time.Second
 
@@ -82,6 +80,9 @@ func (b *lockedBuffer) String() string {
 // prepared counts firewalls, to give each its own folders.
 var prepared atomic.Int64
 
+// observe stands for no policy file at all.
+const observe = ""
+
 // prepare makes a firewall that is not started: a policy in a folder of its own,
 // which has a short name because the path of a socket may have 107 bytes.
 func prepare(tb testing.TB, host *testnet.Host, policy string) *firewall {
@@ -91,7 +92,9 @@ func prepare(tb testing.TB, host *testnet.Host, policy string) *firewall {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = os.RemoveAll(f.dir) }) // on a tmpfs of this process's own
-	f.write(policy)
+	if policy != observe {
+		f.write(policy)
+	}
 	return f
 }
 
@@ -126,7 +129,10 @@ func (f *firewall) start(flags ...string) {
 	f.tb.Helper()
 	ready := filepath.Join(f.dir, "ready")
 	_ = os.Remove(ready) // of a process that was killed
-	args := append([]string{"run", "--policy", f.policy(), "--ready-file", ready, "--queues", "2"}, f.places()...)
+	args := append([]string{"run", "--ready-file", ready, "--queues", "2"}, f.places()...)
+	if _, err := os.Stat(f.policy()); err == nil { // else it observes
+		args = append(args, "--policy", f.policy())
+	}
 	f.cmd = f.command(append(args, flags...)...)
 	f.cmd.Stdout, f.cmd.Stderr = &f.log, &f.log
 	if err := f.cmd.Start(); err != nil {
