@@ -222,8 +222,8 @@ func TestReusedPortsAreInspectedAgain(t *testing.T) {
 		t.Error("a SYN does not start anew")
 	}
 	fastOpen := ipPacket(clientAddr, serverAddr, &testnet.TCP{Seq: 9000, Flags: 2}, hello(sni("good.example"))[:20])
-	if !w.judged(t, 0, fastOpen) || !w.judged(t, 0, tcpPacket(9001, hello(sni("good.example")))) {
-		t.Error("data in a SYN is not the stream's start")
+	if !w.judged(t, 0, fastOpen) || !w.judged(t, 0, tcpPacket(9001, hello(sni("good.example")))) || len(w.decisions) != 3 {
+		t.Errorf("data in a SYN is not the stream's start: %+v", w.decisions)
 	}
 }
 
@@ -424,6 +424,22 @@ func TestWhatCannotBeRewrittenIsMalformed(t *testing.T) {
 		}
 		if c := w.tally.snapshot(); c.Malformed != 1 {
 			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
+// Fragments are not judged by what is in them, first ones neither.
+func TestFragmentsAreMalformed(t *testing.T) {
+	for name, in := range map[string][]byte{
+		"hello": tcpPacket(1, hello(sni("good.example"))), "query": udpPacket(dnsQuery("www.good.example", 1)),
+	} {
+		for _, field := range []byte{0x20, 0x21, 0x01} { // first, middle, last
+			w := newTester(t, "", tlsRule+otherwiseAccept+rewriteRule)
+			fragment := bytes.Clone(in)
+			fragment[6] = field
+			if w.judged(t, 0, fragment) || len(w.decisions) != 0 || w.tally.own[countReason+int(ReasonMalformed)-1] != 1 {
+				t.Errorf("%s, fragment field %#x: decisions %+v, %+v", name, field, w.decisions, w.tally.snapshot())
+			}
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 
 	"github.com/hybridfw/hybridfw/policy"
 )
@@ -269,6 +270,30 @@ func TestEveryLengthGetsItsVerdict(t *testing.T) {
 	}
 	if c := r.settled(t, uint64(sent)); c.Received != uint64(sent) || c.Accepted != uint64(sent) {
 		t.Errorf("%d sent, %+v", sent, c)
+	}
+}
+
+// A super-packet is queued, judged and let go in one piece.
+func TestSuperPacketsStayWhole(t *testing.T) {
+	r := mustRun(t, Options{Policy: mustPolicy(t, "", acceptAll)})
+	const segment, segments = 1000, 10
+	for i, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
+		s := mustSink(t, addr)
+		d := net.Dialer{Control: control([3]int{unix.SOL_SOCKET, unix.SO_MARK, markOf(0)}, [3]int{unix.SOL_UDP, unix.UDP_SEGMENT, segment})}
+		c, err := d.Dial("udp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		mustWrite(t, c, make([]byte, segments*segment))
+		for n := range segments {
+			if data, _, ok := s.next(t, 5*time.Second); !ok || len(data) != segment {
+				t.Fatalf("%s: %d bytes as datagram %d of %d", addr, len(data), n, segments)
+			}
+		}
+		if c := r.settled(t, uint64(i+1)); c.Received != uint64(i+1) {
+			t.Errorf("%s: %+v, want one packet", addr, c)
+		}
 	}
 }
 

@@ -89,6 +89,50 @@ func TestVerdictsOfAnyOrder(t *testing.T) {
 	}
 }
 
+// No send is larger than the socket takes at once.
+func TestSendsFitTheSocket(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	defer unix.Close(fds[1])
+	const room, packets, length = 80000, 20, 30000
+	vs := newVerdicts(&queue{num: testQueue, fd: fds[0], room: room}, packets)
+	got := make(chan []int)
+	go func() {
+		var sizes []int
+		buf := make([]byte, 1<<20)
+		for total := 0; total < packets*length; {
+			n, err := unix.Read(fds[1], buf)
+			if err != nil || n == 0 {
+				break
+			}
+			sizes = append(sizes, n)
+			total += n
+		}
+		got <- sizes
+	}()
+	payload := make([]byte, length)
+	for id := range uint32(packets) {
+		if err := vs.add(id, verdict{accept: true, payload: payload}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := vs.send(); err != nil {
+		t.Fatal(err)
+	}
+	sizes := <-got
+	if len(sizes) != packets/2 {
+		t.Errorf("%d sends of %v bytes, want two packets in each", len(sizes), sizes)
+	}
+	for _, n := range sizes {
+		if n > room {
+			t.Errorf("a send of %d bytes, the socket takes %d", n, room)
+		}
+	}
+}
+
 func TestSendSaysThatTheSocketIsGone(t *testing.T) {
 	w := newOffline(t, Options{Policy: mustPolicy(t, "", acceptAll), Queues: 1, Flows: 8})
 	w.q.fd = -1
