@@ -2,8 +2,11 @@ package pktbuf
 
 import "testing"
 
-// kept makes views escape, as those of a worker do.
-var kept *View
+// Views and flows escape here, as those of a worker do.
+var (
+	kept     *View
+	keptFlow Flow
+)
 
 // TestNoAllocations: nothing that is done to a packet allocates.
 func TestNoAllocations(t *testing.T) {
@@ -36,6 +39,9 @@ func TestNoAllocations(t *testing.T) {
 			for _, p := range [][]byte{syn, udp6, sctp, icmp} {
 				start(p)
 				if _, ok := v.Flow(); !ok {
+					t.Fatal("no flow")
+				}
+				if ok, err := v.ParseFlow(&keptFlow); !ok || err != nil {
 					t.Fatal("no flow")
 				}
 			}

@@ -8,8 +8,8 @@
 //
 //	var v pktbuf.View
 //	if err := v.Init(pktbuf.IPv4, buf[:n], nil); err != nil { ... }
-//	if err := v.Parse(); err != nil { ... }
-//	flow, ok := v.Flow()
+//	var flow pktbuf.Flow
+//	known, err := v.ParseFlow(&flow)
 //
 // The packet stays where it was received. Its length is the packet and its
 // spare capacity is room to grow: buf[:n:n] is a packet that may be read,

@@ -28,18 +28,6 @@ func (v *View) Flow() (f Flow, ok bool) {
 
 // FlowTo is Flow into memory of the caller, which is cheaper.
 func (v *View) FlowTo(f *Flow) bool {
-	// As in Parse, the common packet first.
-	if h := v.pkt; v.state&(hasIPv4|hasPorts|parsed) == hasIPv4|hasPorts|parsed && v.l4 == ipv4Len && len(h) >= ipv4Len+4 {
-		ports := binary.BigEndian.Uint32(h[ipv4Len:])
-		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte(h[12:16])), uint16(ports>>16))
-		dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte(h[16:20])), uint16(ports))
-		f.Src, f.Dst, f.Proto = src, dst, v.proto
-		return true
-	}
-	return v.flowAny(f)
-}
-
-func (v *View) flowAny(f *Flow) bool {
 	var src, dst netip.Addr
 	switch {
 	case v.state&hasIPv4 != 0:

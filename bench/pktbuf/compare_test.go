@@ -73,7 +73,10 @@ func constructing(packet []byte, size int) []*measurement {
 		}},
 		{name: "view, parsed, flow", size: size, run: func(n int) {
 			for range n {
-				if view.Init(pktbuf.IPv4, packet, nil) != nil || view.Parse() != nil || !view.FlowTo(&flow) {
+				if view.Init(pktbuf.IPv4, packet, nil) != nil {
+					panic(failed)
+				}
+				if ok, err := view.ParseFlow(&flow); !ok || err != nil {
 					panic(failed)
 				}
 			}
@@ -82,13 +85,6 @@ func constructing(packet []byte, size int) []*measurement {
 			view.Init(pktbuf.IPv4, packet, nil)
 			for range n {
 				if view.Parse() != nil {
-					panic(failed)
-				}
-			}
-		}},
-		{name: "  of it: FlowTo", size: size, run: func(n int) {
-			for range n {
-				if !view.FlowTo(&flow) {
 					panic(failed)
 				}
 			}
