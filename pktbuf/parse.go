@@ -26,40 +26,38 @@ func (v *View) Parse() error {
 // What is here is the common packet only, IPv4 without options and with TCP or
 // UDP, whole and in one piece. Everything else, and every packet that is wrong,
 // is for parseAny and flowAny, which need nothing of this.
-func (v *View) ParseFlow(f *Flow) (ok bool, err error) {
-	p := v.pkt
-	if v.family != IPv4 || len(p) < ipv4Len+tcpLen || p[0] != 0x45 {
-		return v.parseFlowAny(f)
+func (v *View) ParseFlow(f *Flow) (known bool, err error) {
+	if p := v.pkt; v.family == IPv4 && len(p) >= ipv4Len+tcpLen && p[0] == 0x45 {
+		end := int(binary.BigEndian.Uint16(p[2:]))
+		if binary.BigEndian.Uint16(p[6:])&(ipv4MoreBit|ipv4FragMask) == 0 && end <= len(p) {
+			if p[9] == ProtoUDP && end >= ipv4Len+udpLen && int(binary.BigEndian.Uint16(p[ipv4Len+4:])) == end-ipv4Len {
+				v.state, v.proto, v.l3, v.l4 = hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len
+				v.pay, v.end = ipv4Len+udpLen, uint32(end)
+			} else if off := int(p[ipv4Len+12]>>4) * 4; p[9] == ProtoTCP && off >= tcpLen && ipv4Len+off <= end {
+				v.state, v.proto, v.l3, v.l4 = hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len
+				v.pay, v.end = uint16(ipv4Len+off), uint32(end)
+			} else {
+				return v.parseFlowAny(f)
+			}
+			if f != nil {
+				ports := binary.BigEndian.Uint32(p[ipv4Len:])
+				src := netip.AddrPortFrom(netip.AddrFrom4([4]byte(p[12:16])), uint16(ports>>16))
+				dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte(p[16:20])), uint16(ports))
+				f.Src, f.Dst, f.Proto = src, dst, p[9]
+			}
+			return true, nil
+		}
 	}
-	end := int(binary.BigEndian.Uint16(p[2:]))
-	if binary.BigEndian.Uint16(p[6:])&(ipv4MoreBit|ipv4FragMask) != 0 || end > len(p) {
-		return v.parseFlowAny(f)
-	}
-	if p[9] == ProtoUDP && end >= ipv4Len+udpLen && int(binary.BigEndian.Uint16(p[ipv4Len+4:])) == end-ipv4Len {
-		v.state, v.proto, v.l3, v.l4 = hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len
-		v.pay, v.end = ipv4Len+udpLen, uint32(end)
-	} else if off := int(p[ipv4Len+12]>>4) * 4; p[9] == ProtoTCP && off >= tcpLen && ipv4Len+off <= end {
-		v.state, v.proto, v.l3, v.l4 = hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len
-		v.pay, v.end = uint16(ipv4Len+off), uint32(end)
-	} else {
-		return v.parseFlowAny(f)
-	}
-	if f != nil {
-		ports := binary.BigEndian.Uint32(p[ipv4Len:])
-		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte(p[12:16])), uint16(ports>>16))
-		dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte(p[16:20])), uint16(ports))
-		f.Src, f.Dst, f.Proto = src, dst, p[9]
-	}
-	return true, nil
+	return v.parseFlowAny(f)
 }
 
 // parseFlowAny is ParseFlow for every packet.
-func (v *View) parseFlowAny(f *Flow) (ok bool, err error) {
+func (v *View) parseFlowAny(f *Flow) (known bool, err error) {
 	err = v.parseAny()
 	if f != nil {
-		ok = v.FlowTo(f)
+		known = v.FlowTo(f)
 	}
-	return ok, err
+	return known, err
 }
 
 // parseAny is Parse for every packet.
