@@ -235,7 +235,33 @@ func compare(t *testing.T, v *View, want truth) {
 		check("more fragments", more, map[string]string{"1": "true", "0": "false"}[want.more])
 	}
 	check("extension headers", extensions(v), want.ext)
+	compareQuote(t, v, want)
 	compareTransport(t, v, want, check)
+}
+
+// compareQuote looks for the packet in an ICMP error where tshark shows one.
+func compareQuote(t *testing.T, v *View, want truth) {
+	t.Helper()
+	outer := strings.LastIndex(want.protocols, ":icmp")
+	if v.ICMP() == nil && v.ICMPv6() == nil || outer < 0 {
+		return
+	}
+	layers := strings.Split(want.protocols[outer+1:], ":")
+	if len(layers) < 2 || layers[1] != "ip" && layers[1] != "ipv6" {
+		return
+	}
+	var q View
+	if err := v.Quoted(&q); err != nil {
+		t.Errorf("frame %d: quoted packet: %v (%s)", want.frame, err, want.protocols)
+		return
+	}
+	protos := map[string]uint8{"tcp": ProtoTCP, "udp": ProtoUDP}
+	if len(layers) > 2 && protos[layers[2]] != 0 {
+		f, ok := q.Flow()
+		if !ok || f.Proto != protos[layers[2]] {
+			t.Errorf("frame %d: quoted flow %v %v (%s)", want.frame, f, ok, want.protocols)
+		}
+	}
 }
 
 func compareTransport(t *testing.T, v *View, want truth, check func(string, any, string)) {

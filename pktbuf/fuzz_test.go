@@ -16,6 +16,7 @@ func addSeeds(f *testing.F, add func(family uint8, p []byte)) {
 	}
 	add(uint8(Bridge), mustHex(f, frameHex))
 	add(uint8(IPv6), mustHex(f, v6Hex))
+	add(uint8(IPv4), build(spec{ver: 4, proto: ProtoICMP, l4: make([]byte, 8)}))
 	quoted := build(specs()["TCP4 options"])
 	add(uint8(IPv4), build(spec{ver: 4, proto: ProtoICMP, l4: []byte{11, 0, 0, 0, 0, 0, 0, 0}, payload: quoted}))
 	add(uint8(IPv6), build(spec{ver: 6, proto: ProtoICMPv6, l4: []byte{3, 0, 0, 0, 0, 0, 0, 0}, payload: build(specs()["UDP6"])}))

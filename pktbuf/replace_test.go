@@ -248,6 +248,24 @@ func TestUDPZero(t *testing.T) {
 	}
 }
 
+// TestICMPZero: an echo reply of zeros has the sum 0, whose checksum is ffff.
+func TestICMPZero(t *testing.T) {
+	for _, payload := range []string{"", "\x00", "\x00\x00", "x", "\xff\xff"} {
+		s := spec{ver: 4, proto: ProtoICMP, l4: make([]byte, 8), payload: []byte(payload)}
+		for _, rep := range []string{"", "\x00", "\x00\x00\x00", "x", "xy", "\xff\xff"} {
+			v := mustView(t, IPv4, build(s), 10)
+			if err := v.ReplacePayload(0, len(payload), []byte(rep)); err != nil {
+				t.Fatal(err)
+			}
+			want := s
+			want.payload = []byte(rep)
+			if !bytes.Equal(v.Bytes(), build(want)) {
+				t.Errorf("%q by %q:\ngot  %x\nwant %x", payload, rep, v.Bytes(), build(want))
+			}
+		}
+	}
+}
+
 func TestAppendTrim(t *testing.T) {
 	for name, s := range specs() {
 		s.payload = pattern(20, 5)

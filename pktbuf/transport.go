@@ -204,5 +204,11 @@ func (v *View) patchTransport(diff uint32) {
 	if csum == 0 && v.state&hasUDP != 0 {
 		return
 	}
-	v.putChecksum(at, update(csum, diff))
+	csum = update(csum, diff)
+	v.putChecksum(at, csum)
+	// Without a pseudo-header, what ICMP's checksum covers can be all zeros. Only
+	// then is the sum 0 and not 0xffff, which an update cannot tell apart.
+	if csum == 0 && v.state&(hasICMP|moreFollow) == hasICMP && v.transportSum() == 0 {
+		v.putChecksum(at, 0xffff)
+	}
 }
