@@ -155,16 +155,20 @@ func TestSocketClosedUnderUs(t *testing.T) {
 	}
 	ended := make(chan error)
 	go func() { ended <- s.Run() }()
-	// The descriptor becomes that of another file; a blocked receive goes on
-	// until it is woken up.
+	// The descriptor becomes that of another file. A receive that is blocked goes
+	// on with the socket until it is woken up, by way of another descriptor.
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.workers[0].q.wake(); err != nil {
+	socket, err := unix.FcntlInt(uintptr(s.workers[0].q.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Dup3(null, s.workers[0].q.fd, unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&queue{fd: socket}).wake(); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -173,7 +177,7 @@ func TestSocketClosedUnderUs(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("the worker does not notice")
 	}
-	if err := unix.Close(null); err != nil {
+	if err := errors.Join(unix.Close(null), unix.Close(socket)); err != nil {
 		t.Error(err)
 	}
 	if err := s.Close(); !errors.Is(err, unix.ENOTSOCK) {
