@@ -186,7 +186,7 @@ func TestReasonsHaveNames(t *testing.T) {
 		}
 		seen[r.String()] = true
 	}
-	if Reason(99).String() != "unknown" {
+	if Reason(99).String() != "unknown" || policy.MarkInspect != 2 {
 		t.Error("an unknown reason has a name")
 	}
 }
