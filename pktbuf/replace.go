@@ -193,7 +193,8 @@ func (v *View) shift(at, n int, rep []byte, end int) {
 // setLengths changes all length fields by delta, with the IPv4 header checksum,
 // and returns what that changes in the transport checksum's sum.
 func (v *View) setLengths(delta int) uint32 {
-	was := uint16(v.transportLen())
+	n := v.transportLen()
+	was, is := uint16(n), uint16(n+delta)
 	v.end += uint32(delta)
 	v.payEnd += uint32(delta)
 	length := uint16(v.ipLength())
@@ -202,7 +203,6 @@ func (v *View) setLengths(delta int) uint32 {
 	} else {
 		v.put16(int(v.l3)+4, length)
 	}
-	is := uint16(v.transportLen())
 	switch {
 	case v.state&hasUDP != 0:
 		// UDP's length stands in the pseudo-header and in its own.
