@@ -15,7 +15,7 @@ enum {
 struct judgement {
 	__u8 verdict; // enum verdict
 	__u8 reason;  // enum reason
-	__u8 mark;    // VERDICT_QUEUE: the mark field
+	__u16 mark;   // VERDICT_QUEUE: the mark field
 };
 
 // Where a packet comes from and goes to, as rules see it.
@@ -253,7 +253,7 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 static __always_inline struct judgement follow(struct __sk_buff *skb, const struct flow_id *id,
 					       __u64 now)
 {
-	__u8 mark = (skb->mark & mark_mask) >> mark_shift;
+	__u32 judged_bit = mark_mask & ~(mark_mask >> 1);
 	struct flow f = {
 		.rule = RULE_NONE,
 		.action = ACTION_ACCEPT,
@@ -261,11 +261,14 @@ static __always_inline struct judgement follow(struct __sk_buff *skb, const stru
 		.last_seen = now,
 	};
 
-	// The user-space half leaves the mark of a packet whose replies it wants.
-	if (mark >= MARK_INSPECT) {
+	// The user-space half leaves the rule's number on a packet whose replies it
+	// wants.
+	f.mark = (skb->mark & mark_mask & ~judged_bit) >> mark_shift;
+	if (skb->mark & judged_bit && f.mark >= MARK_INSPECT) {
 		f.action = ACTION_INSPECT;
-		f.mark = mark;
 		f.replies = 1;
+	} else {
+		f.mark = 0;
 	}
 	if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
 		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
@@ -313,7 +316,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 	return p->fragment ? remember_fragment(p, j) : j;
 }
 
-static __always_inline void set_mark(struct __sk_buff *skb, __u8 field)
+static __always_inline void set_mark(struct __sk_buff *skb, __u16 field)
 {
 	__u32 mark = (skb->mark & ~mark_mask) | ((__u32)field << mark_shift & mark_mask);
 

@@ -33,8 +33,7 @@ enum action {
 // The field under the mark mask; see policy.Marks.
 enum mark_field {
 	MARK_NONE = 0,
-	MARK_ACCEPTED = 1,
-	MARK_INSPECT = 2, // + index of the inspecting rule
+	MARK_INSPECT = 1, // + index of the inspecting rule; the highest bit: judged
 };
 
 // Where a packet was judged, what became of it there, and why. Each packet adds
@@ -83,11 +82,11 @@ struct flow {
 	__u64 packets[2]; // by sender: endpoint 0, endpoint 1 of the key
 	__u64 bytes[2];
 	__u16 rule;   // index into Policy.Rules, or RULE_NONE
+	__u16 mark;   // ACTION_INSPECT: the mark field, else 0
 	__u8 action;  // enum action
 	__u8 origin;  // the endpoint that sent the first packet: 0 or 1
-	__u8 mark;    // ACTION_INSPECT: the mark field, else 0
 	__u8 replies; // ACTION_INSPECT: replies are uncertain too
-	__u8 pad[2];
+	__u8 pad;
 };
 _Static_assert(sizeof(struct flow) == 48, "flow");
 
@@ -118,12 +117,13 @@ struct counter {
 
 // What a matched rule does; one entry per rule of the policy.
 struct rule {
+	__u16 mark; // ACTION_INSPECT: the mark field
 	__u8 action;
-	__u8 mark;    // ACTION_INSPECT: the mark field
 	__u8 replies; // ACTION_INSPECT: replies are uncertain too
 	__u8 early;   // drops whatever the zone out is: fw_xdp may do it
+	__u8 pad;
 };
-_Static_assert(sizeof(struct rule) == 4, "rule");
+_Static_assert(sizeof(struct rule) == 6, "rule");
 
 // The argument of fw_decide.
 struct decision {

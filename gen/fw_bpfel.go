@@ -48,11 +48,11 @@ type FWFlow struct {
 	Packets  [2]uint64
 	Bytes    [2]uint64
 	Rule     uint16
+	Mark     uint16
 	Action   uint8
 	Origin   uint8
-	Mark     uint8
 	Replies  uint8
-	Pad      [2]uint8
+	Pad      uint8
 }
 
 type FWFlowKey struct {
@@ -112,10 +112,11 @@ const (
 
 type FWRule struct {
 	_       structs.HostLayout
+	Mark    uint16
 	Action  uint8
-	Mark    uint8
 	Replies uint8
 	Early   uint8
+	Pad     uint8
 }
 
 type FWVerdict uint32

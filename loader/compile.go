@@ -39,9 +39,9 @@ type Tables struct {
 // tableRule is what a matched rule does.
 type tableRule struct {
 	action  policy.Action
-	mark    uint8 // ActionInspect: the mark field
-	replies bool  // ActionInspect: replies are inspected too
-	early   bool  // drops whatever the zone out is: XDP may do it
+	mark    uint16 // ActionInspect: the mark field
+	replies bool   // ActionInspect: replies are inspected too
+	early   bool   // drops whatever the zone out is: XDP may do it
 }
 
 // Compile turns a policy into tables. It is pure: the kernel is not asked.
@@ -75,7 +75,7 @@ func compileRule(r *policy.Rule) tableRule {
 		early:  r.Action == policy.ActionDrop && r.To == policy.ZoneNone,
 	}
 	if r.Action == policy.ActionInspect {
-		c.mark = uint8(policy.MarkInspect + r.Inspect)
+		c.mark = uint16(policy.MarkInspect + r.Inspect)
 		c.replies = r.Rewrites() // replies are seen only to be changed
 	}
 	return c

@@ -169,7 +169,7 @@ func TestDefaults(t *testing.T) {
 	if p.Failure != want {
 		t.Errorf("failure %+v", p.Failure)
 	}
-	if p.Marks.Mask != 0x00ff0000 || p.Marks.Shift() != 16 || p.Marks.Bits() != 8 || p.Marks.Room() != 254 {
+	if p.Marks.Mask != 0x00ff0000 || p.Marks.Shift() != 16 || p.Marks.Bits() != 8 || p.Marks.Room() != 127 || p.Marks.Judged() != 0x00800000 || p.Marks.Field(0x12345678) != 0x34 {
 		t.Errorf("marks %+v", p.Marks)
 	}
 	a, b := mustParse(t, zonesHead), mustParse(t, zonesHead)
@@ -188,7 +188,7 @@ func TestMarks(t *testing.T) {
 			t.Errorf("%s: %#x, want %#x", mask, p.Marks.Mask, want.Mask)
 		}
 	}
-	for mask, room := range map[uint32]int{3: 2, 0x70: 6, 0xffffffff: 1<<31 - 1} {
+	for mask, room := range map[uint32]int{3: 1, 0x70: 3, 0xffffffff: 1<<31 - 1} {
 		if got := (Marks{mask}).Room(); got != room {
 			t.Errorf("mask %#x has room for %d, want %d", mask, got, room)
 		}

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"math"
 	"math/bits"
 	"net/netip"
 )
@@ -97,18 +96,17 @@ func (m Mode) String() string {
 // Marks says which bits of skb->mark belong to hybridfw. The mask is one
 // contiguous run of at least two bits.
 //
-// The field under the mask holds MarkNone for packets that are not ours,
-// MarkAccepted for packets that user space has accepted, and MarkInspect+i for
-// packets that must be judged by inspecting rule i (Rule.Inspect).
+// Under the mask stands 0 for packets that are not ours, and MarkInspect+i for
+// packets that must be judged by inspecting rule i (Rule.Inspect). The highest
+// bit, Judged, is set on packets that user space has accepted; the rule's number
+// stays below it where the rule rewrites, so that replies are known to be wanted
+// even when NAT gives the packet another address behind the queue.
 type Marks struct {
 	Mask uint32
 }
 
-const (
-	MarkNone     = 0
-	MarkAccepted = 1
-	MarkInspect  = 2
-)
+// MarkInspect is the number of the first inspecting rule under a mask.
+const MarkInspect = 1
 
 // Shift returns the place of the mask's lowest bit.
 func (m Marks) Shift() int { return bits.TrailingZeros32(m.Mask) }
@@ -116,11 +114,14 @@ func (m Marks) Shift() int { return bits.TrailingZeros32(m.Mask) }
 // Bits returns how many bits the mask has.
 func (m Marks) Bits() int { return bits.OnesCount32(m.Mask) }
 
+// Judged returns the mask's highest bit, in its place.
+func (m Marks) Judged() uint32 { return m.Mask &^ (m.Mask >> 1) }
+
+// Field returns what stands under the mask, moved down to bit 0.
+func (m Marks) Field(mark uint32) uint32 { return mark & m.Mask >> m.Shift() }
+
 // Room returns for how many inspecting rules the mask has values.
-func (m Marks) Room() int {
-	// A mask of all 32 bits has more values than a 32-bit int.
-	return int(min(1<<uint64(m.Bits())-MarkInspect, uint64(math.MaxInt32)))
-}
+func (m Marks) Room() int { return 1<<(m.Bits()-1) - MarkInspect }
 
 // ListType is the kind of a list's entries.
 type ListType uint8

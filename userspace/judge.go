@@ -81,8 +81,7 @@ func (j *judge) verdict(p *packet, broken bool) verdict {
 		j.tally.count(countDropped)
 		return v
 	}
-	// The verdict's mark replaces the packet's: bits of others are merged in.
-	v.mark = p.mark&^j.policy.Marks.Mask | policy.MarkAccepted<<j.policy.Marks.Shift()
+	v.mark = j.judgedMark(p.mark)
 	if action == policy.ActionRewrite {
 		v.payload = j.view.Bytes()
 		j.tally.count(countRewritten)
@@ -90,6 +89,25 @@ func (j *judge) verdict(p *packet, broken bool) verdict {
 	}
 	j.tally.count(countAccepted)
 	return v
+}
+
+// ruleOf is the rule whose number a mark holds, or -1.
+func (j *judge) ruleOf(mark uint32) int {
+	i := int64(j.policy.Marks.Field(mark)) - policy.MarkInspect
+	if i < 0 || i >= int64(len(j.rules)) {
+		return -1
+	}
+	return j.rules[i]
+}
+
+// judgedMark is an accepted packet's mark. The verdict's mark replaces the
+// packet's, so bits of others are merged in.
+func (j *judge) judgedMark(mark uint32) uint32 {
+	marks := j.policy.Marks
+	if rule := j.ruleOf(mark); rule >= 0 && j.policy.Rules[rule].Rewrites() {
+		return mark | marks.Judged() // the number tells fw_tc_out that replies are wanted
+	}
+	return mark&^marks.Mask | marks.Judged()
 }
 
 // guarded judges a packet. A panic, in an inspector or in a function of Options,
@@ -120,12 +138,9 @@ func (j *judge) malformed() (policy.Action, Reason) {
 func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	// The kernel half has matched the rules already and says in the mark which
 	// one it was. A mark of another policy or another program names none.
-	marks := j.policy.Marks
-	i := int(p.mark&marks.Mask>>marks.Shift()) - policy.MarkInspect
-	if i < 0 || i >= len(j.rules) || j.rules[i] < 0 {
+	if j.rule = j.ruleOf(p.mark); j.rule < 0 {
 		return j.policy.Failure.Malformed, ReasonUnmarked
 	}
-	j.rule = j.rules[i]
 	rule := &j.policy.Rules[j.rule]
 
 	// The version in the packet itself is checked by Parse: where the two differ,

@@ -23,6 +23,7 @@ func TestMain(m *testing.M) { testnet.MainMixed(m) }
 const (
 	testMask    = 0x00ff0000
 	testForeign = 0x12000034 // bits of others
+	testJudged  = 0x80 << 16 // accepted by user space
 	testQueue   = 100
 )
 

@@ -38,7 +38,7 @@ func TestAcceptedKeepsForeignBitsOfItsMark(t *testing.T) {
 		if !ok || string(data) != "hello" {
 			t.Fatalf("%s: %q arrived", addr, data)
 		}
-		if want := uint32(testForeign | 1<<16); mark != want {
+		if want := uint32(testForeign | testJudged); mark != want {
 			t.Errorf("%s: mark %#x, want %#x", addr, mark, want)
 		}
 		if c := r.settled(t, 1); c.Accepted != 1 || c.Step != 1 {
@@ -58,7 +58,7 @@ func TestAcceptedKeepsForeignBitsOfItsMark(t *testing.T) {
 func TestUnmarkedTrafficIsNotQueued(t *testing.T) {
 	r := mustRun(t, Options{Policy: mustPolicy(t, "", acceptAll)})
 	s := mustSink(t, "127.0.0.1:0")
-	for _, mark := range []int{0, testForeign, testForeign | 1<<16} {
+	for _, mark := range []int{0, testForeign, testForeign | testJudged, testForeign | testJudged | 1<<16} {
 		mustWrite(t, mustDial(t, "udp", s.addr, mark), []byte("x"))
 		if _, got, ok := s.next(t, 5*time.Second); !ok || got != uint32(mark) {
 			t.Errorf("mark %#x arrived as %#x, %v", mark, got, ok)
@@ -318,7 +318,7 @@ func TestLongResponsesAreRewritten(t *testing.T) {
 			if !ok {
 				t.Fatalf("%d bytes to %s: nothing arrived: %+v", n, addr, r.Stats().Counters)
 			}
-			if m := mustUnpack(t, data); len(m.Answers) != 1 || mark != testForeign|1<<16 {
+			if m := mustUnpack(t, data); len(m.Answers) != 1 || mark != uint32(markOf(1)|testJudged) {
 				t.Errorf("%d bytes to %s: %s, mark %#x", n, addr, m.GoString(), mark)
 			}
 		}

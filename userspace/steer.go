@@ -133,22 +133,26 @@ func (s *Steering) install(queue expr.Any) error {
 	return c.Flush()
 }
 
-// match holds for marks above accepted. It is put as two inequalities because
-// nft compares memory from its first byte, and a mark lies there in the host's
-// byte order: "greater" would mean nothing on a little-endian machine.
+// match holds for marks with a rule's number and without the judged bit.
 func (s *Steering) match() []expr.Any {
-	accepted := uint32(policy.MarkAccepted) << s.marks.Shift()
+	return append(
+		s.compare(s.marks.Mask, expr.CmpOpNeq),
+		s.compare(s.marks.Judged(), expr.CmpOpEq)...)
+}
+
+// compare compares the bits of a packet's mark under a mask with 0.
+func (s *Steering) compare(mask uint32, op expr.CmpOp) []expr.Any {
+	zero := make([]byte, 4)
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 		&expr.Bitwise{
 			SourceRegister: 1,
 			DestRegister:   1,
 			Len:            4,
-			Mask:           binaryutil.NativeEndian.PutUint32(s.marks.Mask),
-			Xor:            make([]byte, 4),
+			Mask:           binaryutil.NativeEndian.PutUint32(mask),
+			Xor:            zero,
 		},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(policy.MarkNone)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(accepted)},
+		&expr.Cmp{Op: op, Register: 1, Data: zero},
 	}
 }
 

@@ -6,10 +6,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hybridfw/hybridfw/policy"
 )
 
 func TestEqualVerdictsShareAMessage(t *testing.T) {
-	const marked, other = uint32(testForeign | 2<<16), uint32(0x40000000 | 2<<16)
+	const rule = policy.MarkInspect << 16
+	const marked, other = uint32(testForeign | rule), uint32(0x40000000 | rule)
 	yes, no := tcpPacket(1, []byte("x")), udpPacket(nil) // accepted, malformed and dropped
 	type in struct {
 		mark    uint32
