@@ -197,7 +197,8 @@ func TestQuoted(t *testing.T) {
 			if f, ok := q.Flow(); !ok || f != want {
 				t.Errorf("IPv%d, %d bytes: flow %v, want %v", ver, n, f, want)
 			}
-			if err := q.SetTTL(1); err == nil {
+			_, err := q.Writable(1)
+			if err != ErrShared || q.Replace(0, 1, []byte{1}) != ErrShared || q.SetTTL(1) != ErrShort {
 				t.Error("the quote can be changed")
 			}
 			if (q.TCP() != nil) != (n >= sent.HeaderLen()) {

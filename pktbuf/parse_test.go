@@ -153,6 +153,26 @@ func TestIPv6(t *testing.T) {
 	})
 }
 
+// TestShortRoutes: source routes and routing headers without an address in them
+// name no other destination.
+func TestShortRoutes(t *testing.T) {
+	for name, s := range map[string]spec{
+		"option of 2 bytes":   {ver: 4, proto: ProtoUDP, l4: udpHeader(), opts: []byte{1, 1, 131, 2}},
+		"option of 3 bytes":   {ver: 4, proto: ProtoUDP, l4: udpHeader(), opts: []byte{137, 3, 4, 0}},
+		"route at its end":    {ver: 4, proto: ProtoUDP, l4: udpHeader(), opts: []byte{131, 7, 8, 203, 0, 113, 9, 0}},
+		"header of 8 bytes":   {ver: 6, proto: ProtoUDP, l4: udpHeader(), first: 43, ext: []byte{17, 0, 0, 1, 0, 0, 0, 0}},
+		"segments of 8 bytes": {ver: 6, proto: ProtoUDP, l4: udpHeader(), first: 43, ext: []byte{17, 0, 4, 1, 0, 0, 0, 0}},
+		"unknown type":        {ver: 6, proto: ProtoUDP, l4: udpHeader(), first: 43, ext: append([]byte{17, 2, 9, 1}, make([]byte, 20)...)},
+		"no segments left":    {ver: 6, proto: ProtoUDP, l4: udpHeader(), first: 43, ext: append([]byte{17, 2, 0, 0}, make([]byte, 20)...)},
+	} {
+		p := build(s)
+		v := mustView(t, family(p), p, 0)
+		if v.state&hasAltDst != 0 || v.CheckTransport() != ChecksumGood {
+			t.Errorf("%s: another destination: %v, checksum %d", name, v.state&hasAltDst != 0, v.CheckTransport())
+		}
+	}
+}
+
 // change returns a copy of p with bytes from an offset on replaced.
 func change(p []byte, at int, b ...byte) []byte {
 	p = append([]byte(nil), p...)
@@ -192,6 +212,8 @@ func TestRefused(t *testing.T) {
 		{"UDP header cut", IPv4, change(udp, 2, 0, 27), ErrShort},
 		{"UDP length 7", IPv4, change(udp, 24, 0, 7), ErrLength},
 		{"UDP length beyond the packet", IPv4, change(udp, 24, 0, 13), ErrLength},
+		{"UDP of 7 bytes, padded", IPv4, append(change(change(udp, 2, 0, 27), 24, 0, 7), make([]byte, 20)...), ErrShort},
+		{"TCP of 19 bytes, padded", IPv4, append(change(tcp, 2, 0, 39), make([]byte, 20)...), ErrShort},
 		{"TCP header cut", IPv4, change(tcp, 2, 0, 39), ErrShort},
 		{"TCP offset 4", IPv4, change(tcp, 32, 0x40), ErrLength},
 		{"TCP offset beyond the packet", IPv4, change(tcp, 32, 0x60), ErrShort},

@@ -115,7 +115,7 @@ func (v *View) checkSplice(to, delta int) error {
 	if delta != 0 {
 		to = v.Len()
 	}
-	if to > v.WritableLen() || int(v.pay) > v.WritableLen() {
+	if to > v.WritableLen() {
 		return ErrShared
 	}
 	return v.checkUnfinished()

@@ -147,7 +147,7 @@ func TestReplaceRefused(t *testing.T) {
 		{name: "one byte too much", packet: udp, rep: 11, capacity: 10, want: ErrNoRoom},
 		// The C library's growth in this range went beyond the buffer.
 		{name: "half as much again", packet: udp, rep: 15, capacity: 10, want: ErrNoRoom},
-		{name: "65536 bytes", packet: long, rep: 508 + 1, capacity: 2000, want: ErrTooLong},
+		{name: "65536 bytes", packet: long, rep: 508, capacity: 2000, want: ErrTooLong},
 		{name: "first fragment grows", packet: first, rep: 1, capacity: 100, want: ErrFragment},
 		{name: "later fragment", packet: later, off: 1, n: 1, rep: 1, want: ErrFragment},
 		{name: "cut", packet: udp, prepare: (*View).SetCut, off: 1, n: 1, rep: 1, want: ErrShort},
@@ -172,6 +172,27 @@ func TestReplaceRefused(t *testing.T) {
 				t.Errorf("bytes behind the packet have changed: %x", room)
 			}
 		})
+	}
+}
+
+// TestReplaceToTheLimit grows a packet to the longest there is.
+func TestReplaceToTheLimit(t *testing.T) {
+	for _, name := range []string{"UDP4", "TCP4", "TCP6"} {
+		s := specs()[name]
+		s.payload = pattern(65000, 3)
+		p := build(s)
+		limit := 65535
+		if s.ver == 6 {
+			limit += 40
+		}
+		v := mustView(t, family(p), p, 2000)
+		if err := v.Append(pattern(limit-len(p), 1)); err != nil || v.Len() != limit {
+			t.Fatalf("%s: %v, %d bytes", name, err, v.Len())
+		}
+		mustBeRight(t, v, "good")
+		if err := v.Append([]byte{1}); err != ErrTooLong {
+			t.Errorf("%s: one byte more: %v", name, err)
+		}
 	}
 }
 
