@@ -149,11 +149,11 @@ func FuzzMangle(f *testing.F) {
 			v.SetUnfinished()
 		}
 		for steps := 0; len(script) >= 3 && steps < 20; steps++ {
-			op, a, b := script[0]%16, script[1], script[2]
+			op, a, b := script[0]%16, script[1], script[2] // the change and what it is given
 			script = script[3:]
 			rep := script[:min(len(script), int(b)%40)]
 			before, flags := bytes.Clone(v.Bytes()), v.flags
-			err := mangle(v, op, a, b, bytes.Clone(rep))
+			err := mangle(v, op, [2]byte{a, b}, bytes.Clone(rep))
 			if !g.intact() {
 				t.Fatalf("operation %d has written outside the packet and its room", op)
 			}
@@ -191,7 +191,8 @@ func FuzzMangle(f *testing.F) {
 }
 
 // mangle does the change with a number.
-func mangle(v *View, op, a, b byte, rep []byte) error {
+func mangle(v *View, op byte, args [2]byte, rep []byte) error {
+	a, b := args[0], args[1]
 	addr := netip.AddrFrom4([4]byte{a, b, a, b})
 	if v.Version() == 6 {
 		addr = netip.AddrFrom16([16]byte{0x20, 1, a, b, 15: b})

@@ -21,7 +21,8 @@ func (v *View) Parse() error {
 	return err
 }
 
-// ParseFlow is Parse and FlowTo in one step, which is cheaper than both.
+// ParseFlow is Parse and FlowTo in one step, which is cheaper than both; known is
+// what FlowTo returns. With nil it is Parse.
 //
 // What is here is the common packet only, IPv4 without options and with TCP or
 // UDP, whole and in one piece. Everything else, and every packet that is wrong,

@@ -180,8 +180,16 @@ func change(p []byte, at int, b ...byte) []byte {
 	return p
 }
 
-// TestRefused holds what must not be parsed, and with what error.
-func TestRefused(t *testing.T) {
+// refusedPacket is a packet that must not be parsed, and the error it must get.
+type refusedPacket struct {
+	name   string
+	family Family
+	packet []byte
+	want   error
+}
+
+func refusedPackets(t *testing.T) []refusedPacket {
+	t.Helper()
 	frame := mustHex(t, frameHex)
 	v6 := mustHex(t, v6Hex)
 	udp := build(spec{ver: 4, proto: ProtoUDP, l4: udpHeader(), payload: []byte("abcd")})
@@ -189,17 +197,7 @@ func TestRefused(t *testing.T) {
 	icmp := build(spec{ver: 4, proto: ProtoICMP, l4: []byte{8, 0, 0, 0, 0, 1, 0, 1}})
 	echo6 := build(spec{ver: 6, proto: ProtoICMPv6, l4: []byte{128, 0, 0, 0, 0, 1, 0, 1}})
 	sctp := build(spec{ver: 4, proto: ProtoSCTP, l4: sctpHeader()})
-	hop := func(n int) []byte {
-		ext := bytes.Repeat([]byte{60, 0, 1, 4, 0, 0, 0, 0}, n)
-		ext[8*n-8] = ProtoUDP
-		return build(spec{ver: 6, proto: ProtoUDP, first: 60, ext: ext, l4: udpHeader()})
-	}
-	tests := []struct {
-		name   string
-		family Family
-		packet []byte
-		want   error
-	}{
+	return []refusedPacket{
 		{"no bytes", IPv4, nil, ErrShort},
 		{"19 bytes", IPv4, udp[:19], ErrShort},
 		{"version 6 as IPv4", IPv4, v6, ErrProto},
@@ -240,11 +238,21 @@ func TestRefused(t *testing.T) {
 		{"two fragment headers", IPv6, change(v6, 48, 44, 0, 0, 0, 0, 0, 0, 0, 44), ErrHeaders},
 		{"extension header beyond the packet", IPv6, change(v6, 41, 6), ErrShort},
 		{"extension header cut", IPv6, change(v6, 4, 0, 4), ErrShort},
-		{"nine extension headers", IPv6, hop(9), ErrHeaders},
+		{"nine extension headers", IPv6, nested(9), ErrHeaders},
 		{"echo cut", IPv6, change(echo6, 4, 0, 7), ErrShort},
 		{"no family", 0, udp, ErrProto},
 	}
-	for _, tt := range tests {
+}
+
+// nested is a packet with n destination option headers.
+func nested(n int) []byte {
+	ext := bytes.Repeat([]byte{60, 0, 1, 4, 0, 0, 0, 0}, n)
+	ext[8*n-8] = ProtoUDP
+	return build(spec{ver: 6, proto: ProtoUDP, first: 60, ext: ext, l4: udpHeader()})
+}
+
+func TestRefused(t *testing.T) {
+	for _, tt := range refusedPackets(t) {
 		t.Run(tt.name, func(t *testing.T) {
 			v := View{pkt: tt.packet, family: tt.family}
 			if err := v.Parse(); err != tt.want {
@@ -258,9 +266,10 @@ func TestRefused(t *testing.T) {
 			}
 		})
 	}
-	if v := mustView(t, IPv6, hop(8), 0); v.Proto() != ProtoUDP {
+	if v := mustView(t, IPv6, nested(8), 0); v.Proto() != ProtoUDP {
 		t.Errorf("eight extension headers: protocol %d", v.Proto())
 	}
+	udp := build(spec{ver: 4, proto: ProtoUDP, l4: udpHeader(), payload: []byte("abcd")})
 	if err := new(View).Init(Bridge+1, udp, nil); err != ErrProto {
 		t.Errorf("Init with an unknown family: %v", err)
 	}

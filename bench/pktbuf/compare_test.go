@@ -47,7 +47,7 @@ type measurement struct {
 
 // udpPacket is what both measure on.
 func udpPacket(tb testing.TB, size int) []byte {
-	return ipPacket(tb, 4, pktbuf.ProtoUDP, false, make([]byte, size-28))
+	return ipPacket(tb, udp4, make([]byte, size-28))
 }
 
 const failed = "a measured call has failed"

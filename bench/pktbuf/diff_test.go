@@ -18,7 +18,7 @@ func shapes(tb testing.TB, payload []byte) map[string][]byte {
 	for _, version := range []int{4, 6} {
 		for proto, name := range map[uint8]string{pktbuf.ProtoTCP: "TCP", pktbuf.ProtoUDP: "UDP"} {
 			for _, options := range []bool{false, true} {
-				all[fmt.Sprintf("%s over IPv%d, options %v", name, version, options)] = ipPacket(tb, version, proto, options, payload)
+				all[fmt.Sprintf("%s over IPv%d, options %v", name, version, options)] = ipPacket(tb, shape{version, proto, options}, payload)
 			}
 		}
 	}
@@ -68,7 +68,7 @@ func TestSameRaw(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
 		payload := randomBytes(rnd, rnd.IntN(200))
-		packet := ipPacket(t, 4+2*rnd.IntN(2), pktbuf.ProtoUDP, false, payload)
+		packet := ipPacket(t, shape{4 + 2*rnd.IntN(2), pktbuf.ProtoUDP, false}, payload)
 		off := rnd.IntN(len(packet) + 1)
 		n := rnd.IntN(min(len(packet)-off, 40) + 1)
 		rep := randomBytes(rnd, rnd.IntN(60))
@@ -161,7 +161,7 @@ func TestSameLayout(t *testing.T) {
 // that has mended one fails its line, to be taken out here.
 func TestFaults(t *testing.T) {
 	p := mustPeer(t)
-	plain := ipPacket(t, 4, pktbuf.ProtoUDP, false, make([]byte, 72))
+	plain := ipPacket(t, udp4, make([]byte, 72))
 	noSum := bytes.Clone(plain)
 	noSum[26], noSum[27] = 0, 0
 	padded := append(bytes.Clone(plain), make([]byte, 14)...)

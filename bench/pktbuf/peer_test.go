@@ -128,10 +128,20 @@ func mustView(tb testing.TB, packet []byte, room int) *pktbuf.View {
 	return v
 }
 
-// ipPacket makes a TCP or UDP packet, with options in IPv4 and TCP where asked.
-// Lengths are right; checksums are filled in by pktbuf.
-func ipPacket(tb testing.TB, version int, proto uint8, options bool, payload []byte) []byte {
+// shape is a kind of packet, with options in IPv4 and TCP where asked.
+type shape struct {
+	version int
+	proto   uint8
+	options bool
+}
+
+var udp4 = shape{4, pktbuf.ProtoUDP, false}
+
+// ipPacket makes a TCP or UDP packet. Lengths are right; checksums are filled in
+// by pktbuf.
+func ipPacket(tb testing.TB, s shape, payload []byte) []byte {
 	tb.Helper()
+	version, proto, options := s.version, s.proto, s.options
 	l4 := []byte{0x13, 0xc4, 0x00, 0x35, 0, 0, 0, 1}
 	if proto == pktbuf.ProtoTCP {
 		l4 = []byte{0x13, 0xc4, 0, 80, 1, 2, 3, 4, 5, 6, 7, 8, 0x50, 0x18, 0xff, 0xff, 0, 0, 0, 0}
