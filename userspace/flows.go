@@ -128,8 +128,8 @@ func (t *flows) remove(k *flowKey) {
 	}
 }
 
-// stale reports whether a decision can be forgotten: all packets that had been
-// marked before it have come.
+// stale reports whether the kernel half should know a decision: all packets that
+// had been marked before it have come.
 func (f *flow) stale(now, lastEmpty int64) bool {
 	return f.decided && !f.kept && now-f.at > flowLinger && lastEmpty > f.at
 }

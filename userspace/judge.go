@@ -33,6 +33,7 @@ type judge struct {
 
 	// What belongs to the packet at hand.
 	view pktbuf.View
+	pkt  *packet // the one at hand
 	flow pktbuf.Flow
 	key  flowKey // set where flows are looked up
 	rule int     // index into policy.Rules
@@ -138,6 +139,7 @@ func (j *judge) malformed() (policy.Action, Reason) {
 func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	// The kernel half has matched the rules already and says in the mark which
 	// one it was. A mark of another policy or another program names none.
+	j.pkt = p
 	if j.rule = j.ruleOf(p.mark); j.rule < 0 {
 		return j.policy.Failure.Malformed, ReasonUnmarked
 	}
@@ -203,9 +205,14 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	j.key.set(&j.flow)
 	f := j.flows.find(&j.key)
 	syn := tcp.Flags()&pktbuf.FlagSYN != 0
-	if f != nil && (syn || f.stale(j.now, j.empty)) {
+	if f != nil && syn {
 		j.flows.remove(&j.key)
 		f = nil
+	}
+	if f != nil && f.stale(j.now, j.empty) {
+		// The kernel half should have kept this packet. It has lost the
+		// flow, or knows it under another address: tell it again.
+		f.kept = true
 	}
 	payload := j.view.Payload()
 	if len(payload) == 0 {
@@ -285,6 +292,10 @@ func (j *judge) datagram(rule *policy.Rule) (policy.Action, Reason) {
 		return r.action, r.reason
 	}
 	if !response {
+		if j.pkt.hook == hookLocalIn {
+			// The host itself will answer, and no hook of ours sees that.
+			return j.policy.Failure.Undecided, ReasonUndecided
+		}
 		return policy.ActionAccept, r.reason // its response will be rewritten
 	}
 	// Built aside: what is taken over lies in the packet that is overwritten.
@@ -426,7 +437,8 @@ func (j *judge) tell(rule int, action policy.Action, reason Reason) bool {
 	if j.o.Decided == nil {
 		return false
 	}
-	if err := j.o.Decided(Decision{Flow: j.flow, Action: action, Rule: rule, Reason: reason}); err != nil {
+	known := originalFlow(j.flow, j.pkt.ct, j.pkt.ctInfo)
+	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Reason: reason}); err != nil {
 		j.tally.count(countDecidedErrors)
 		return false
 	}

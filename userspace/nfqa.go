@@ -16,9 +16,14 @@ const (
 	nfqaInDev      = 5
 	nfqaOutDev     = 6
 	nfqaPayload    = 10
+	nfqaCT         = 11
+	nfqaCTInfo     = 12
 	nfqaCapLen     = 13
 	nfqaSkbInfo    = 14
 )
+
+// hookLocalIn is the input hook (NF_INET_LOCAL_IN).
+const hookLocalIn = 1
 
 // Bits of NFQA_SKB_INFO.
 const (
@@ -84,6 +89,8 @@ type packet struct {
 	skbInfo uint32
 	seconds uint64 // of the timestamp, 0 where there is none
 	micros  uint64
+	ctInfo  uint32 // the packet's state in its conntrack entry
+	ct      []byte // the entry's attributes, nil where there is none
 	payload []byte // inside the received message
 }
 
@@ -142,6 +149,9 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 		}
 		p.payload = v
 		return nil
+	case nfqaCT:
+		p.ct = v
+		return nil
 	case nfqaTimestamp:
 		if len(v) < 16 {
 			return errAttributes
@@ -160,6 +170,8 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 		to = &p.outDev
 	case nfqaCapLen:
 		to = &p.capLen
+	case nfqaCTInfo:
+		to = &p.ctInfo
 	case nfqaSkbInfo:
 		to = &p.skbInfo
 	default:

@@ -17,7 +17,7 @@ import (
 // to Options.Decided before the verdict on the packet that led to it is sent,
 // so that no later packet of the flow can be queued after its decision.
 type Decision struct {
-	Flow   pktbuf.Flow   // in the direction of the packet that was judged
+	Flow   pktbuf.Flow   // in the packet's direction, before destination NAT
 	Action policy.Action // ActionAccept or ActionDrop
 	Rule   int           // index into Policy.Rules
 	Reason Reason

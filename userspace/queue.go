@@ -143,13 +143,24 @@ func (q *queue) setSocketOptions(fd, receiveBuffer int) error {
 
 // configure binds the queue and sets how packets are handed over. The whole
 // packet always, super-packets in one piece always: without GSO kernels cut them
-// up for us, and several lose the first packet of a UDP flow.
+// up for us, and several lose the first packet of a UDP flow. Packets that have a
+// conntrack entry bring it along, where the kernel can do that; no entry is made
+// for our sake.
 func configure(con *netlink.Conn, o queueOptions) error {
-	flags := uint32(nfqueue.NfQaCfgFlagGSO)
+	flags := uint32(nfqueue.NfQaCfgFlagGSO | nfqueue.NfQaCfgFlagConntrack)
 	if o.failOpen {
 		flags |= nfqueue.NfQaCfgFlagFailOpen
 	}
-	known := uint32(nfqueue.NfQaCfgFlagGSO | nfqueue.NfQaCfgFlagFailOpen)
+	err := configureFlags(con, o, flags)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		// Only the conntrack flag can be unknown to the kernels that run this.
+		err = configureFlags(con, o, flags&^nfqueue.NfQaCfgFlagConntrack)
+	}
+	return err
+}
+
+func configureFlags(con *netlink.Conn, o queueOptions, flags uint32) error {
+	known := uint32(nfqueue.NfQaCfgFlagGSO | nfqueue.NfQaCfgFlagFailOpen | nfqueue.NfQaCfgFlagConntrack)
 	// One message, so that no packet is queued to a half-configured queue.
 	data, err := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: cfgCmd, Data: []byte{cmdBind, 0, 0, 0}},

@@ -156,7 +156,7 @@ func TestInstallKeepsQueuedPackets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if k := r.Stats().Queues[0].Kernel; k.Waiting != 20 {
+	if k := r.Stats().Queues[0].Kernel; k.Waiting < 20 {
 		t.Errorf("%d of 20 packets are still queued", k.Waiting)
 	}
 	run()
