@@ -67,7 +67,7 @@ static __always_inline __u32 zone_number(__u8 from, __u32 to_class)
 }
 
 // first_match is the index of the first rule in all sets, or RULE_NONE.
-static __noinline __u32 first_match(const struct sets *s)
+static __always_inline __u32 first_match(const struct sets *s)
 {
 	const __u64 *zone = s->zone, *l4 = s->l4, *sport = s->sport, *dport = s->dport,
 		    *src = s->src, *dst = s->dst;

@@ -34,8 +34,10 @@ static __always_inline struct judgement by_action(__u8 action, __u8 reason)
 	return judged(action == ACTION_ACCEPT ? VERDICT_PASS : VERDICT_DROP, reason);
 }
 
-static __noinline int count(enum hook hook, enum verdict verdict, enum reason reason,
-			    __u32 segments, __u32 bytes)
+// Global: Linux 6.1 takes the wrong branches behind a call of a static function
+// for dead.
+__noinline int count(enum hook hook, enum verdict verdict, enum reason reason, __u32 segments,
+		     __u32 bytes)
 {
 	__u32 i = (hook * VERDICT_COUNT + verdict) * REASON_COUNT + reason;
 	struct counter *c = bpf_map_lookup_elem(&counters, &i);

@@ -219,11 +219,3 @@ func compareEndpoints(a, b netip.AddrPort) int {
 // networkOrder is a port in the byte order of the wire. The kernel half is built
 // for little-endian machines.
 func networkOrder(port uint16) uint16 { return bits.ReverseBytes16(port) }
-
-// decodeFlow turns an entry's key back into the flow that its first packet had.
-func decodeFlow(key gen.FWFlowKey, origin uint8) pktbuf.Flow {
-	endpoint := func(i uint8) netip.AddrPort {
-		return netip.AddrPortFrom(netip.AddrFrom16(key.Addr[i]).Unmap(), networkOrder(key.Port[i]))
-	}
-	return pktbuf.Flow{Src: endpoint(origin), Dst: endpoint(1 - origin), Proto: key.Proto}
-}

@@ -13,8 +13,6 @@ type ruleSet []uint64
 
 func (s ruleSet) add(rule int) { s[rule/64] |= 1 << (rule % 64) }
 
-func (s ruleSet) has(rule int) bool { return s[rule/64]>>(rule%64)&1 == 1 }
-
 func intersect(a, b ruleSet) ruleSet {
 	c := slices.Clone(a)
 	for i := range c {

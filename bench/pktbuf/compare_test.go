@@ -26,7 +26,6 @@ var (
 	view  pktbuf.View
 	clone pktbuf.View
 	flow  pktbuf.Flow
-	seen  uint64
 )
 
 var (

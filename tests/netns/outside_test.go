@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -71,7 +72,7 @@ func onLink(l netlink.Link) (seen []string, err error) {
 	}
 	for side, attach := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
 		programs, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: attach})
-		if errors.Is(err, ebpf.ErrNotSupported) {
+		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, syscall.EINVAL) {
 			continue
 		}
 		if err != nil {
