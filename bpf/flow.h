@@ -25,6 +25,11 @@ static __always_inline __u64 word(const __u8 *bytes)
 	return bpf_be64_to_cpu(*(const __be64 *)bytes);
 }
 
+static __always_inline bool is_same(const __u8 a[16], const __u8 b[16])
+{
+	return word(a) == word(b) && word(a + 8) == word(b + 8);
+}
+
 // is_lower orders endpoints by address, then port.
 static __always_inline bool is_lower(const __u8 a[16], __be16 aport, const __u8 b[16], __be16 bport)
 {

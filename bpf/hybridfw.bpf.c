@@ -50,11 +50,12 @@ __noinline int count(enum hook hook, enum verdict verdict, enum reason reason, _
 }
 
 // uncertain says what a packet of an inspected flow needs: only what carries
-// payload can decide it, and replies only where the rule changes them.
+// payload can decide it, and replies only where the rule changes them. The
+// payload of a first fragment may stand in the later ones, which follow it.
 static __always_inline struct judgement uncertain(const struct packet *p, const struct flow *f,
 						  __u8 sender, __u8 reason)
 {
-	if (p->payload_len == 0 || (sender != f->origin && !f->replies))
+	if ((p->payload_len == 0 && !p->fragment) || (sender != f->origin && !f->replies))
 		return judged(VERDICT_PASS, REASON_UNDECIDED);
 	return (struct judgement){VERDICT_QUEUE, reason, f->mark};
 }
@@ -189,7 +190,9 @@ static __always_inline int read_skb(struct __sk_buff *skb, struct packet *p)
 }
 
 // judge_icmp judges what has a meaning of its own: errors about known flows, and
-// what must not be dropped. It returns false for the rest.
+// what must not be dropped. It returns false for the rest. An error goes to the
+// sender of what it quotes: otherwise one known flow would open the way to every
+// host.
 static __always_inline bool judge_icmp(struct __sk_buff *skb, const struct packet *p, __u64 now,
 				       struct judgement *j)
 {
@@ -199,7 +202,8 @@ static __always_inline bool judge_icmp(struct __sk_buff *skb, const struct packe
 		struct flow *f = NULL;
 
 		bpf_skb_pull_data(skb, skb->len < PULL ? skb->len : PULL);
-		if (parse_quoted(skb, p->l4 + 8, &quoted) == PARSED && !quoted.later_fragment) {
+		if (parse_quoted(skb, p->l4 + 8, &quoted) == PARSED && !quoted.later_fragment &&
+		    is_same(quoted.src, p->dst)) {
 			flow_of(&quoted, &id);
 			f = find_flow(&quoted, &id, now);
 		}
@@ -239,13 +243,20 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 
 	flow_of(p, &id);
 	struct flow *f = find_flow(p, &id, now);
-	if (f && !starts_flow(p)) {
+	// An entry that a packet got when it left speaks for replies only: what
+	// let the packet come in may have been another process, or nobody.
+	bool only_left = f && f->via && id.sender == f->origin;
+	if (f && !only_left && !starts_flow(p)) {
 		refresh(f, now);
 		account(f, id.sender, p);
 		j = judge_flow(p, f, id.sender);
 	} else {
 		struct way way = {zone_of(skb->ifindex), zone_out(skb, p)};
 		j = judge_new(p, &id, way, now);
+		// Then its replies have nothing to answer. From another zone it is
+		// not the packet that left.
+		if (only_left && j.verdict == VERDICT_DROP && f->via == way.from)
+			bpf_map_delete_elem(&flows, &id.key);
 	}
 	return p->fragment ? remember_fragment(p, j) : j;
 }
@@ -253,13 +264,14 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 // follow lets a flow that was judged when it came in leave, under whatever
 // addresses NAT gave it, and its replies return.
 static __always_inline struct judgement follow(struct __sk_buff *skb, const struct flow_id *id,
-					       __u64 now)
+					       __u8 via, __u64 now)
 {
 	__u32 judged_bit = mark_mask & ~(mark_mask >> 1);
 	struct flow f = {
 		.rule = RULE_NONE,
 		.action = ACTION_ACCEPT,
 		.origin = id->sender,
+		.via = via,
 		.last_seen = now,
 	};
 
@@ -303,7 +315,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		return judged(VERDICT_DROP, REASON_FLOW);
 	if (guarded) {
 		if (!f)
-			return follow(skb, &id, now);
+			return follow(skb, &id, way.from, now);
 		refresh(f, now);
 		return judged(VERDICT_PASS, REASON_FORWARDED);
 	}
@@ -418,6 +430,7 @@ int fw_decide(struct decision *d)
 		f->rule = d->rule;
 		f->mark = 0;
 		f->replies = 0;
+		f->via = 0;
 		f->action = d->action;
 		return 0;
 	}

@@ -86,7 +86,7 @@ struct flow {
 	__u8 action;  // enum action
 	__u8 origin;  // the endpoint that sent the first packet: 0 or 1
 	__u8 replies; // ACTION_INSPECT: replies are uncertain too
-	__u8 pad;
+	__u8 via;     // made when its packet left, not judged: the zone it came from, else 0
 };
 _Static_assert(sizeof(struct flow) == 48, "flow");
 

@@ -52,7 +52,7 @@ type FWFlow struct {
 	Action   uint8
 	Origin   uint8
 	Replies  uint8
-	Pad      uint8
+	Via      uint8
 }
 
 type FWFlowKey struct {

@@ -92,7 +92,9 @@ func (f *Firewall) attach(l netlink.Link) error {
 	}
 	a := &attachment{iface: Interface{Name: attrs.Name, Index: attrs.Index, Zone: f.policy.Zones[zone-1].Name}}
 	if err := f.attachHooks(a, l); err != nil {
-		return errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), a.close())
+		// Out of its zone too: what comes from a guarded zone counts as judged
+		// when it leaves by another.
+		return errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), a.close(), f.objs.Zones.Delete(uint32(attrs.Index)))
 	}
 	f.attached[attrs.Index] = a
 	f.opts.Log.Info("interface guarded", "name", attrs.Name, "zone", a.iface.Zone, "xdp", a.iface.XDP, "tc", a.iface.TC)

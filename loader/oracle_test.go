@@ -167,7 +167,7 @@ func want(pol *policy.Policy, p *packet, from, to policy.ZoneID) judgement {
 	case policy.ActionAccept:
 		return judgement{code: tcNext}
 	case policy.ActionInspect:
-		if payloadOf(p) == 0 {
+		if payloadOf(p) == 0 && !p.moreFrags {
 			return judgement{code: tcNext}
 		}
 		return judgement{code: tcNext, mark: uint32(policy.MarkInspect + pol.Rules[m.Rule].Inspect)}
