@@ -18,9 +18,8 @@ enum {
 	AF_INET6 = 10,
 };
 
-// The sets of a packet's fields; a missing one would match nothing.
+// The sets of a packet's fields, but for its zones.
 struct sets {
-	const __u64 *zone;
 	const __u64 *l4;
 	const __u64 *sport;
 	const __u64 *dport;
@@ -61,47 +60,44 @@ static __always_inline __u32 source_number(const struct packet *p)
 	return address_number(&hosts_src, any_hosts_src, &rules_src, p->src);
 }
 
-static __always_inline __u32 zone_number(__u8 from, __u32 to_class)
+// find_sets looks up the sets of a packet whose source is looked up already.
+static __always_inline bool find_sets(const struct packet *p, __u32 source, struct sets *s)
 {
-	return zone_sets + zone_from[from] * zone_classes_to + to_class;
+	__u32 l4 = p->proto == IPPROTO_TCP ? flag_sets[p->tcp_flags] : l4_sets[p->proto];
+
+	s->l4 = set(l4);
+	s->src = set(source);
+	s->dst = set(address_number(&hosts_dst, any_hosts_dst, &rules_dst, p->dst));
+	s->dport = any_dport ? set(port_number(&rules_dport, p->has_ports, p->dport)) : s->l4;
+	s->sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s->l4;
+	return s->l4 && s->src && s->dst && s->dport && s->sport;
 }
 
-// first_match is the index of the first rule in all sets, or RULE_NONE.
-static __always_inline __u32 first_match(const struct sets *s)
-{
-	const __u64 *zone = s->zone, *l4 = s->l4, *sport = s->sport, *dport = s->dport,
-		    *src = s->src, *dst = s->dst;
+enum {
+	ANY_ZONE = -1,
+};
 
+// first_match is the index of the first rule that is in all sets and in that of
+// the zones, or RULE_NONE. With ANY_ZONE as the zone out it is the first rule that
+// matches for some zone out: the first match, if it asks for no zone out.
+static __always_inline __u32 first_match(const struct sets *s, __u8 from, int to)
+{
+	__u32 class = to == ANY_ZONE ? zone_classes_to - 1 : zone_to[to & 0xff];
+	const __u64 *zone = set(zone_sets + zone_from[from] * zone_classes_to + class);
+
+	if (!zone)
+		return RULE_NONE; // cannot be: each pair has its set
 	for (__u32 w = 0; w < MAX_WORDS && w < rule_words; w++) {
-		__u64 all = zone[w] & l4[w] & src[w] & dst[w];
+		__u64 all = zone[w] & s->l4[w] & s->src[w] & s->dst[w];
 
 		if (any_dport)
-			all &= dport[w];
+			all &= s->dport[w];
 		if (any_sport)
-			all &= sport[w];
+			all &= s->sport[w];
 		if (all)
 			return w * 64 + __builtin_ctzll(all);
 	}
 	return RULE_NONE;
-}
-
-// classify is the first rule that matches a packet whose source and zones are
-// known by their sets' numbers.
-static __always_inline __u32 classify(const struct packet *p, __u32 source, __u32 zone)
-{
-	__u32 l4 = p->proto == IPPROTO_TCP ? flag_sets[p->tcp_flags] : l4_sets[p->proto];
-	struct sets s = {
-		.zone = set(zone),
-		.l4 = set(l4),
-		.src = set(source),
-		.dst = set(address_number(&hosts_dst, any_hosts_dst, &rules_dst, p->dst)),
-	};
-
-	s.dport = any_dport ? set(port_number(&rules_dport, p->has_ports, p->dport)) : s.l4;
-	s.sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s.l4;
-	if (!s.zone || !s.l4 || !s.src || !s.dst || !s.dport || !s.sport)
-		return RULE_NONE; // cannot be: every number is in the table
-	return first_match(&s);
 }
 
 static __always_inline __u8 zone_of(__u32 ifindex)

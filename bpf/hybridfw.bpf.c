@@ -75,12 +75,36 @@ static __always_inline __u8 default_action(struct way way)
 	return way.to == ZONE_HOST ? default_input : default_forward;
 }
 
+// find_rule is the first rule that matches. Where skb is given the zone out is not
+// known yet: the route is asked for only where it matters.
+static __always_inline __u32 find_rule(struct __sk_buff *skb, const struct packet *p,
+				       struct way *way)
+{
+	struct sets s;
+	__u32 n;
+
+	if (!find_sets(p, source_number(p), &s))
+		return RULE_NONE; // cannot be: every number has its set
+	if (!skb)
+		return first_match(&s, way->from, way->to);
+	n = first_match(&s, way->from, ANY_ZONE);
+	if (n >= MAX_RULES) {
+		if (default_input != default_forward)
+			way->to = zone_out(skb, p);
+	} else if (!rules[n].any_zone) {
+		way->to = zone_out(skb, p);
+		n = first_match(&s, way->from, way->to);
+	}
+	return n;
+}
+
 // judge_new judges a packet of a flow that has no entry, and makes the entry
 // where the flow may go on.
-static __always_inline struct judgement judge_new(const struct packet *p, const struct flow_id *id,
-						  struct way way, __u64 now)
+static __always_inline struct judgement judge_new(struct __sk_buff *skb, const struct packet *p,
+						  const struct flow_id *id, struct way way,
+						  __u64 now)
 {
-	__u32 n = classify(p, source_number(p), zone_number(way.from, zone_to[way.to]));
+	__u32 n = find_rule(skb, p, &way);
 	struct flow f = {.rule = n, .origin = id->sender, .last_seen = now};
 	__u8 reason = REASON_RULE;
 
@@ -251,8 +275,9 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 		account(f, id.sender, p);
 		j = judge_flow(p, f, id.sender);
 	} else {
-		struct way way = {zone_of(skb->ifindex), zone_out(skb, p)};
-		j = judge_new(p, &id, way, now);
+		struct way way = {.from = zone_of(skb->ifindex)};
+
+		j = judge_new(skb, p, &id, way, now);
 		// Then its replies have nothing to answer. From another zone it is
 		// not the packet that left.
 		if (only_left && j.verdict == VERDICT_DROP && f->via == way.from)
@@ -325,7 +350,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		// Nothing can be queued any more behind the last hook.
 		j = judged(VERDICT_PASS, REASON_FLOW);
 	} else {
-		j = judge_new(p, &id, way, now);
+		j = judge_new(NULL, p, &id, way, now);
 	}
 	return p->fragment ? remember_fragment(p, j) : j;
 }
@@ -388,10 +413,11 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 	__u32 source = source_number(p);
 	if (!(source & SET_EARLY))
 		return judged(VERDICT_PASS, REASON_NEXT);
-	// Among the rules for any zone out, the first match is the first match if
-	// it does not hang on the zone out.
-	__u32 n = classify(p, source, zone_number(zone_of(ifindex), zone_classes_to - 1));
-	if (n < MAX_RULES && rules[n].early)
+	struct sets s;
+	if (!find_sets(p, source, &s))
+		return judged(VERDICT_PASS, REASON_NEXT);
+	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
+	if (n < MAX_RULES && rules[n].any_zone && rules[n].action == ACTION_DROP)
 		return judged(VERDICT_DROP, REASON_RULE);
 	return judged(VERDICT_PASS, REASON_NEXT);
 }

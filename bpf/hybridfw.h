@@ -119,8 +119,8 @@ struct counter {
 struct rule {
 	__u16 mark; // ACTION_INSPECT: the mark field
 	__u8 action;
-	__u8 replies; // ACTION_INSPECT: replies are uncertain too
-	__u8 early;   // drops whatever the zone out is: fw_xdp may do it
+	__u8 replies;  // ACTION_INSPECT: replies are uncertain too
+	__u8 any_zone; // asks for no zone out
 	__u8 pad;
 };
 _Static_assert(sizeof(struct rule) == 6, "rule");

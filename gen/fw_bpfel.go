@@ -115,7 +115,7 @@ type FWRule struct {
 	Mark    uint16
 	Action  uint8
 	Replies uint8
-	Early   uint8
+	AnyZone uint8
 	Pad     uint8
 }
 

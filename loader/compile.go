@@ -41,8 +41,11 @@ type tableRule struct {
 	action  policy.Action
 	mark    uint16 // ActionInspect: the mark field
 	replies bool   // ActionInspect: replies are inspected too
-	early   bool   // drops whatever the zone out is: XDP may do it
+	anyZone bool   // asks for no zone out
 }
+
+// early tells that XDP may apply the rule: it drops whatever the zone out is.
+func (r tableRule) early() bool { return r.anyZone && r.action == policy.ActionDrop }
 
 // Compile turns a policy into tables. It is pure: the kernel is not asked.
 func Compile(p *policy.Policy) (*Tables, error) {
@@ -57,7 +60,7 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	}
 	for i := range p.Rules {
 		r := compileRule(&p.Rules[i])
-		t.early = t.early || r.early
+		t.early = t.early || r.early()
 		t.rules = append(t.rules, r)
 	}
 	t.compileZones(p.Rules)
@@ -71,8 +74,8 @@ func Compile(p *policy.Policy) (*Tables, error) {
 
 func compileRule(r *policy.Rule) tableRule {
 	c := tableRule{
-		action: r.Action,
-		early:  r.Action == policy.ActionDrop && r.To == policy.ZoneNone,
+		action:  r.Action,
+		anyZone: r.To == policy.ZoneNone,
 	}
 	if r.Action == policy.ActionInspect {
 		c.mark = uint16(policy.MarkInspect + r.Inspect)

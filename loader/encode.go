@@ -83,7 +83,7 @@ func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
 		if err != nil {
 			return rules, fmt.Errorf("rule %d: %w", i, err)
 		}
-		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), Early: encodeBool(r.early)}
+		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone)}
 	}
 	return rules, nil
 }
@@ -130,7 +130,7 @@ func (t *Tables) fillMaps(m *gen.FWMaps) error {
 func (t *Tables) earlySets() []bool {
 	rules := t.sets.empty()
 	for i, r := range t.rules {
-		if r.early {
+		if r.early() {
 			rules.add(i)
 		}
 	}
