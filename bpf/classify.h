@@ -77,10 +77,18 @@ enum {
 	ANY_ZONE = -1,
 };
 
+// any_number is the number itself, about which the verifier knows no more: what
+// follows the loop over the words is the same wherever that ended.
+__noinline __u64 any_number(__u64 number)
+{
+	asm volatile("" : "+r"(number)); // else the compiler would pass it by
+	return number;
+}
+
 // first_match is the index of the first rule that is in all sets and in that of
 // the zones, or RULE_NONE. With ANY_ZONE as the zone out it is the first rule that
 // matches for some zone out: the first match, if it asks for no zone out.
-static __always_inline __u32 first_match(const struct sets *s, __u8 from, int to)
+static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to)
 {
 	__u32 class = to == ANY_ZONE ? zone_classes_to - 1 : zone_to[to & 0xff];
 	const __u64 *zone = set(zone_sets + zone_from[from] * zone_classes_to + class);
@@ -95,7 +103,7 @@ static __always_inline __u32 first_match(const struct sets *s, __u8 from, int to
 		if (any_sport)
 			all &= s->sport[w];
 		if (all)
-			return w * 64 + __builtin_ctzll(all);
+			return any_number(w * 64 + __builtin_ctzll(all));
 	}
 	return RULE_NONE;
 }

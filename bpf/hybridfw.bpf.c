@@ -77,11 +77,11 @@ static __always_inline __u8 default_action(struct way way)
 
 // find_rule is the first rule that matches. Where skb is given the zone out is not
 // known yet: the route is asked for only where it matters.
-static __always_inline __u32 find_rule(struct __sk_buff *skb, const struct packet *p,
+static __always_inline __u64 find_rule(struct __sk_buff *skb, const struct packet *p,
 				       struct way *way)
 {
 	struct sets s;
-	__u32 n;
+	__u64 n;
 
 	if (!find_sets(p, source_number(p), &s))
 		return RULE_NONE; // cannot be: every number has its set
@@ -104,7 +104,7 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, const s
 						  const struct flow_id *id, struct way way,
 						  __u64 now)
 {
-	__u32 n = find_rule(skb, p, &way);
+	__u64 n = find_rule(skb, p, &way);
 	struct flow f = {.rule = n, .origin = id->sender, .last_seen = now};
 	__u8 reason = REASON_RULE;
 
