@@ -197,15 +197,15 @@ func fillAddrs(hosts, prefixes *ebpf.Map, t addrTable, early []bool) error {
 // encodeFlow gives the key of a flow's entry, and which of its endpoints is the
 // flow's source: the lower endpoint comes first, as in bpf/flow.h.
 func encodeFlow(f pktbuf.Flow) (key gen.FWFlowKey, sender uint8) {
-	first, second := f.Src, f.Dst
-	if compareEndpoints(f.Dst, f.Src) < 0 {
-		first, second = f.Dst, f.Src
+	first, second := f.Src(), f.Dst()
+	if compareEndpoints(second, first) < 0 {
+		first, second = second, first
 		sender = 1
 	}
 	key = gen.FWFlowKey{
 		Addr:  [2][16]uint8{first.Addr().As16(), second.Addr().As16()},
 		Port:  [2]uint16{networkOrder(first.Port()), networkOrder(second.Port())},
-		Proto: f.Proto,
+		Proto: f.Proto(),
 	}
 	return key, sender
 }

@@ -64,7 +64,7 @@ func (p *packet) flow() pktbuf.Flow {
 	case p.isEcho():
 		sport, dport = p.icmpID, p.icmpID
 	}
-	return pktbuf.Flow{Src: netip.AddrPortFrom(p.src, sport), Dst: netip.AddrPortFrom(p.dst, dport), Proto: p.proto}
+	return pktbuf.FlowOf(netip.AddrPortFrom(p.src, sport), netip.AddrPortFrom(p.dst, dport), p.proto)
 }
 
 func (p *packet) isEcho() bool {

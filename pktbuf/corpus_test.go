@@ -2,6 +2,7 @@ package pktbuf_test
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -212,23 +213,24 @@ func compare(t *testing.T, v *View, want truth) {
 			t.Errorf("frame %d: %s is %v, want %s", want.frame, what, got, want2)
 		}
 	}
+	compareWays(t, v, want)
 	f, ok := v.Flow()
 	offset, more := v.Fragment()
 	check("version", v.Version(), want.ipver)
-	check("source", f.Src.Addr(), want.src)
+	check("source", f.Src().Addr(), want.src)
 	dst := want.dst
 	if hop, ok := finalDestinations[want.file+" "+strconv.Itoa(want.frame)]; ok {
 		dst = hop
 	}
-	check("destination", f.Dst.Addr(), dst)
+	check("destination", f.Dst().Addr(), dst)
 	check("TTL", v.TTL(), want.ttl)
 	check("protocol", v.Proto(), want.proto)
 	if ok != (offset == 0) {
 		t.Errorf("frame %d: flow known: %v, at fragment offset %d", want.frame, ok, offset)
 	}
 	if want.sport != "-" && ok {
-		check("source port", f.Src.Port(), want.sport)
-		check("destination port", f.Dst.Port(), want.dport)
+		check("source port", f.SrcPort(), want.sport)
+		check("destination port", f.DstPort(), want.dport)
 	}
 	if want.frag != "-" {
 		check("fragment offset", offset/8, want.frag)
@@ -237,6 +239,36 @@ func compare(t *testing.T, v *View, want truth) {
 	check("extension headers", extensions(v), want.ext)
 	compareQuote(t, v, want)
 	compareTransport(t, v, want, check)
+}
+
+// compareWays holds what is found in the bare IP packet, where ParseFlow has a
+// short way, against what is found behind a link header, where it has none.
+func compareWays(t *testing.T, v *View, want truth) {
+	t.Helper()
+	ip := v.Bytes()[len(v.Ethernet()):]
+	family, typ, n := IPv4, []byte{8, 0}, 0
+	if v.Version() == 6 {
+		family, typ, n = IPv6, []byte{0x86, 0xdd}, 40+v.IPv6().PayloadLength()
+	} else {
+		n = v.IPv4().TotalLength()
+	}
+	ip = ip[:min(n, len(ip))]
+	var bare, framed View
+	var a, b Flow
+	if bare.Init(family, ip, nil) != nil || framed.Init(Bridge, append(append(make([]byte, 12), typ...), ip...), nil) != nil {
+		t.Fatal("Init")
+	}
+	if v.Cut() {
+		bare.SetCut()
+		framed.SetCut()
+	}
+	knownA, errA := bare.ParseFlow(&a)
+	knownB, errB := framed.ParseFlow(&b)
+	if a != b || knownA != knownB || errA != errB || bare.HeaderLen()+14 != framed.HeaderLen() ||
+		!bytes.Equal(bare.Payload(), framed.Payload()) || !bytes.Equal(bare.Transport(), framed.Transport()) ||
+		!bytes.Equal(bare.TCP(), framed.TCP()) || !bytes.Equal(bare.UDP(), framed.UDP()) {
+		t.Errorf("frame %d: bare %v %v %v, with a link header %v %v %v", want.frame, a, knownA, errA, b, knownB, errB)
+	}
 }
 
 // compareQuote looks for the packet in an ICMP error where tshark shows one.
@@ -258,7 +290,7 @@ func compareQuote(t *testing.T, v *View, want truth) {
 	protos := map[string]uint8{"tcp": ProtoTCP, "udp": ProtoUDP}
 	if len(layers) > 2 && protos[layers[2]] != 0 {
 		f, ok := q.Flow()
-		if !ok || f.Proto != protos[layers[2]] {
+		if !ok || f.Proto() != protos[layers[2]] {
 			t.Errorf("frame %d: quoted flow %v %v (%s)", want.frame, f, ok, want.protocols)
 		}
 	}

@@ -216,7 +216,7 @@ func TestQuoted(t *testing.T) {
 	}
 	m := echo.ICMP()
 	f, _ := echo.Flow()
-	if !m.IsEcho() || m.ID() != 0x1234 || m.Seq() != 7 || m.Type() != 8 || m.Code() != 0 || f.Src.Port() != 0x1234 || f.Dst.Port() != 0x1234 {
+	if !m.IsEcho() || m.ID() != 0x1234 || m.Seq() != 7 || m.Type() != 8 || m.Code() != 0 || f.SrcPort() != 0x1234 || f.DstPort() != 0x1234 {
 		t.Errorf("echo %x, flow %v", m, f)
 	}
 	if binary.BigEndian.Uint16(m[2:]) != m.Checksum() {
@@ -231,7 +231,7 @@ func TestICMPv6(t *testing.T) {
 		t.Errorf("packet too big: %x", m)
 	}
 	echo := mustView(t, IPv6, build(spec{ver: 6, proto: ProtoICMPv6, l4: []byte{129, 0, 0, 0, 0, 9, 0, 8}}), 0)
-	if f, ok := echo.Flow(); !ok || f.Src.Port() != 9 || echo.ICMPv6().ID() != 9 || echo.ICMPv6().Seq() != 8 {
+	if f, ok := echo.Flow(); !ok || f.SrcPort() != 9 || echo.ICMPv6().ID() != 9 || echo.ICMPv6().Seq() != 8 {
 		t.Errorf("echo: flow %v", f)
 	}
 	// Four bytes are enough for a message of another type.

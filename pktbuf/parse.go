@@ -2,7 +2,7 @@ package pktbuf
 
 import (
 	"encoding/binary"
-	"net/netip"
+	"math/bits"
 )
 
 const (
@@ -24,35 +24,85 @@ func (v *View) Parse() error {
 // ParseFlow is Parse and FlowTo in one step, which is cheaper than both; known is
 // what FlowTo returns. With nil it is Parse.
 //
-// What is here is the common packet only, IPv4 without options and with TCP or
-// UDP, whole and in one piece. Everything else, and every packet that is wrong,
-// is for parseAny and flowAny, which need nothing of this.
+// What is here is the common packet only: IPv4 without options and IPv6 without
+// extension headers, TCP or UDP, whole, in one piece and without padding.
+// Everything else, and every packet that is wrong, is for parseAny and FlowTo,
+// which need nothing of this.
 func (v *View) ParseFlow(f *Flow) (known bool, err error) {
-	if p := v.pkt; v.family == IPv4 && len(p) >= ipv4Len+tcpLen && p[0] == 0x45 {
-		end := int(binary.BigEndian.Uint16(p[2:]))
-		if binary.BigEndian.Uint16(p[6:])&(ipv4MoreBit|ipv4FragMask) == 0 && end <= len(p) {
-			if p[9] == ProtoUDP && end >= ipv4Len+udpLen && int(binary.BigEndian.Uint16(p[ipv4Len+4:])) == end-ipv4Len {
-				v.state, v.proto, v.l3, v.l4 = hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len
-				v.pay, v.end = ipv4Len+udpLen, uint32(end)
-			} else if off := int(p[ipv4Len+12]>>4) * 4; p[9] == ProtoTCP && off >= tcpLen && ipv4Len+off <= end {
-				v.state, v.proto, v.l3, v.l4 = hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len
-				v.pay, v.end = uint16(ipv4Len+off), uint32(end)
-			} else {
-				return v.parseFlowAny(f)
-			}
+	// The compiler lays out the ways in this order: the common one has no jump.
+	if p := v.pkt; v.family == IPv4 && len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
+		if p[9] == ProtoUDP && binary.LittleEndian.Uint16(p[ipv4Len+4:]) == bits.ReverseBytes16(uint16(len(p)-ipv4Len)) {
+			v.state, v.proto, v.l3, v.l4, v.pay = hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len, ipv4Len+udpLen
+			v.end = uint32(len(p))
 			if f != nil {
-				ports := binary.BigEndian.Uint32(p[ipv4Len:])
-				src := netip.AddrPortFrom(netip.AddrFrom4([4]byte(p[12:16])), uint16(ports>>16))
-				dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte(p[16:20])), uint16(ports))
-				f.Src, f.Dst, f.Proto = src, dst, p[9]
+				f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoUDP, 4, 0, 0
+				f.fill4((*[12]byte)(p[12:]))
 			}
 			return true, nil
+		} else if p[9] == ProtoTCP && len(p) >= ipv4Len+tcpLen {
+			if off := int(p[ipv4Len+12]>>4) * 4; off >= tcpLen && ipv4Len+off <= len(p) {
+				v.state, v.proto, v.l3, v.l4, v.pay = hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len, uint16(ipv4Len+off)
+				v.end = uint32(len(p))
+				if f != nil {
+					f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoTCP, 4, 0, 0
+					f.fill4((*[12]byte)(p[12:]))
+				}
+				return true, nil
+			}
 		}
+	} else if v.family == IPv6 && v.parsePlain6(f) {
+		return true, nil
 	}
 	return v.parseFlowAny(f)
 }
 
+// plain4Mask covers version, header length, total length, more-fragments bit and
+// fragment offset in the first eight bytes of an IPv4 header, as a little-endian
+// number.
+const plain4Mask = 0xff3f_0000_ffff_00ff
+
+// plain4 returns what plain4Mask must leave of a header without options, of a
+// whole packet of n bytes. Other bytes are not 0 where n is beyond 16 bits.
+func plain4(n int) uint64 {
+	return bits.RotateLeft64(bits.ReverseBytes64(uint64(n)), 32) + 0x45
+}
+
+// fill4 takes addresses and ports from where they stand in a packet.
+func (f *Flow) fill4(p *[12]byte) {
+	*(*[8]byte)(f.b[flowAddrs:]) = [8]byte(p[:])
+	*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[8:])
+	*(*[24]byte)(f.b[flowAddrs+8:]) = [24]byte{}
+}
+
+// parsePlain6 is ParseFlow for IPv6 without extension headers. Where it returns
+// false it has done nothing.
+func (v *View) parsePlain6(f *Flow) bool {
+	p := v.pkt
+	if len(p) < ipv6Len+udpLen || p[0]>>4 != 6 || int(binary.BigEndian.Uint16(p[4:])) != len(p)-ipv6Len {
+		return false
+	}
+	if p[6] == ProtoUDP && binary.LittleEndian.Uint16(p[ipv6Len+4:]) == binary.LittleEndian.Uint16(p[4:]) {
+		v.state, v.proto, v.l3, v.l4, v.pay = hasIPv6|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv6Len, ipv6Len+udpLen
+	} else if off := 0; p[6] == ProtoTCP && len(p) >= ipv6Len+tcpLen {
+		if off = int(p[ipv6Len+12]>>4) * 4; off < tcpLen || ipv6Len+off > len(p) {
+			return false
+		}
+		v.state, v.proto, v.l3, v.l4, v.pay = hasIPv6|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv6Len, uint16(ipv6Len+off)
+	} else {
+		return false
+	}
+	v.end = uint32(len(p))
+	if f != nil {
+		*(*[32]byte)(f.b[flowAddrs:]) = [32]byte(p[8:])
+		*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[ipv6Len:])
+		f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = p[6], 6, 0, 0
+	}
+	return true
+}
+
 // parseFlowAny is ParseFlow for every packet.
+//
+//go:noinline
 func (v *View) parseFlowAny(f *Flow) (known bool, err error) {
 	err = v.parseAny()
 	if f != nil {

@@ -34,14 +34,14 @@ func changes(v *View) []struct {
 		do   func(*View) error
 		seen func(*View) bool
 	}{
-		{"SetSrc", func(v *View) error { return v.SetSrc(addr) }, func(v *View) bool { return flow(v).Src.Addr() == addr }},
-		{"SetDst", func(v *View) error { return v.SetDst(addr) }, func(v *View) bool { return flow(v).Dst.Addr() == addr }},
+		{"SetSrc", func(v *View) error { return v.SetSrc(addr) }, func(v *View) bool { return flow(v).Src().Addr() == addr }},
+		{"SetDst", func(v *View) error { return v.SetDst(addr) }, func(v *View) bool { return flow(v).Dst().Addr() == addr }},
 		{"SetTTL", func(v *View) error { return v.SetTTL(200) }, func(v *View) bool { return v.TTL() == 200 }},
 		{"DecrementTTL", (*View).DecrementTTL, func(v *View) bool { return v.TTL() == 63 }},
 		{"SetDSCP", func(v *View) error { return v.SetDSCP(10) }, func(v *View) bool { return class(v) == 10<<2|1 }},
 		{"SetECN", func(v *View) error { return v.SetECN(2) }, func(v *View) bool { return class(v) == 0xb8|2 }},
-		{"SetSrcPort", func(v *View) error { return v.SetSrcPort(1024) }, func(v *View) bool { return flow(v).Src.Port() == 1024 }},
-		{"SetDstPort", func(v *View) error { return v.SetDstPort(65535) }, func(v *View) bool { return flow(v).Dst.Port() == 65535 }},
+		{"SetSrcPort", func(v *View) error { return v.SetSrcPort(1024) }, func(v *View) bool { return flow(v).SrcPort() == 1024 }},
+		{"SetDstPort", func(v *View) error { return v.SetDstPort(65535) }, func(v *View) bool { return flow(v).DstPort() == 65535 }},
 	}
 }
 

@@ -52,10 +52,10 @@ func originalFlow(packet pktbuf.Flow, ct []byte, info uint32) pktbuf.Flow {
 			}
 		}
 	}
-	if !src.IsValid() || !dst.IsValid() || proto != int(packet.Proto) {
+	if !src.IsValid() || src.BitLen() != dst.BitLen() || proto != int(packet.Proto()) {
 		return packet
 	}
-	flow := pktbuf.Flow{Src: netip.AddrPortFrom(src, sport), Dst: netip.AddrPortFrom(dst, dport), Proto: packet.Proto}
+	flow := pktbuf.FlowOf(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport), packet.Proto())
 	if info >= ctReply {
 		return flow.Reverse()
 	}

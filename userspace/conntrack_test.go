@@ -10,12 +10,12 @@ import (
 // tuple builds NFQA_CT's value with the original tuple of a flow.
 func tuple(f pktbuf.Flow) []byte {
 	src, dst := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
-	if f.Src.Addr().Is6() {
+	if f.Src().Addr().Is6() {
 		src, dst = ctaIPv6Src, ctaIPv6Dst
 	}
-	ip := append(attr(src, f.Src.Addr().AsSlice()), attr(dst, f.Dst.Addr().AsSlice())...)
-	proto := append(attr(ctaProtoNum, []byte{f.Proto}), attr(ctaProtoSrcPort, be16(f.Src.Port()))...)
-	proto = append(proto, attr(ctaProtoDstPort, be16(f.Dst.Port()))...)
+	ip := append(attr(src, f.Src().Addr().AsSlice()), attr(dst, f.Dst().Addr().AsSlice())...)
+	proto := append(attr(ctaProtoNum, []byte{f.Proto()}), attr(ctaProtoSrcPort, be16(f.Src().Port()))...)
+	proto = append(proto, attr(ctaProtoDstPort, be16(f.Dst().Port()))...)
 	status := attr(3, []byte{0, 0, 1, 8}) // CTA_STATUS, in front
 	return append(status, attr(ctaTupleOrig, append(attr(ctaTupleIP, ip), attr(ctaTupleProto, proto)...))...)
 }
@@ -27,8 +27,8 @@ func TestDecisionsNameTheFlowBeforeNAT(t *testing.T) {
 		{"192.0.2.2:40000", "198.51.100.1:8443", "203.0.113.7:443"},
 		{"[2001:db8::2]:40000", "[2001:db8:1::1]:8443", "[2001:db8:2::7]:443"},
 	} {
-		original := pktbuf.Flow{Src: netip.MustParseAddrPort(c.client), Dst: netip.MustParseAddrPort(c.host), Proto: pktbuf.ProtoTCP}
-		queued := pktbuf.Flow{Src: original.Src, Dst: netip.MustParseAddrPort(c.server), Proto: pktbuf.ProtoTCP}
+		original := pktbuf.FlowOf(netip.MustParseAddrPort(c.client), netip.MustParseAddrPort(c.host), pktbuf.ProtoTCP)
+		queued := pktbuf.FlowOf(original.Src(), netip.MustParseAddrPort(c.server), pktbuf.ProtoTCP)
 		ct := tuple(original)
 		if got := originalFlow(queued, ct, 2); got != original {
 			t.Errorf("got %v, want %v", got, original)
@@ -36,8 +36,7 @@ func TestDecisionsNameTheFlowBeforeNAT(t *testing.T) {
 		if got := originalFlow(queued.Reverse(), ct, ctReply); got != original.Reverse() {
 			t.Errorf("reply: got %v, want %v", got, original.Reverse())
 		}
-		other := queued
-		other.Proto = pktbuf.ProtoUDP
+		other := pktbuf.FlowOf(queued.Src(), queued.Dst(), pktbuf.ProtoUDP)
 		if got := originalFlow(other, ct, 2); got != other {
 			t.Errorf("with an entry of another protocol: got %v, want the packet's own flow", got)
 		}

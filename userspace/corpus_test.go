@@ -136,7 +136,7 @@ func readCapture(path, file string, f func(frame)) error {
 
 // onDNSPort tells whether a flow is DNS: one capture has it on another port.
 func onDNSPort(f pktbuf.Flow) bool {
-	for _, port := range []uint16{f.Src.Port(), f.Dst.Port()} {
+	for _, port := range []uint16{f.SrcPort(), f.DstPort()} {
 		if port == dnsPort || port == 8053 {
 			return true
 		}
@@ -173,7 +173,7 @@ func flowOf(row map[string]string, proto uint8) string {
 	return fmt.Sprintf("%d %s %s", proto, addr("src", "sport"), addr("dst", "dport"))
 }
 
-func flowName(f pktbuf.Flow) string { return fmt.Sprintf("%d %s %s", f.Proto, f.Src, f.Dst) }
+func flowName(f pktbuf.Flow) string { return fmt.Sprintf("%d %s %s", f.Proto(), f.Src(), f.Dst()) }
 
 // exceptions are rows of the truth that are not for the inspectors, with why.
 var exceptions = map[string]string{
@@ -236,7 +236,7 @@ func TestCorpusDNS(t *testing.T) {
 			}
 			return
 		}
-		if f.flow.Proto != pktbuf.ProtoUDP || !onDNSPort(f.flow) {
+		if f.flow.Proto() != pktbuf.ProtoUDP || !onDNSPort(f.flow) {
 			return
 		}
 		_, names := see(&in, f.view.Payload())
@@ -263,7 +263,7 @@ func TestCorpusTLS(t *testing.T) {
 	})
 	var in tlsInspector
 	eachFrame(t, dir, func(f frame) {
-		if f.flow.Proto != pktbuf.ProtoTCP || f.view.IsFragment() {
+		if f.flow.Proto() != pktbuf.ProtoTCP || f.view.IsFragment() {
 			return
 		}
 		_, names := see(&in, f.view.Payload())

@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"encoding/binary"
 	"hash/maphash"
 
 	"github.com/hybridfw/hybridfw/pktbuf"
@@ -21,22 +20,9 @@ const (
 	flowLinger = int64(50e6)
 )
 
-// flowKey is a flow in a form without pointers, so that the collector does not
-// look into the table.
-type flowKey [37]byte
-
-func (k *flowKey) set(f *pktbuf.Flow) {
-	src, dst := f.Src.Addr().As16(), f.Dst.Addr().As16()
-	copy(k[:], src[:])
-	copy(k[16:], dst[:])
-	binary.BigEndian.PutUint16(k[32:], f.Src.Port())
-	binary.BigEndian.PutUint16(k[34:], f.Dst.Port())
-	k[36] = f.Proto
-}
-
 // flow is what a worker remembers of a flow between its packets.
 type flow struct {
-	key     flowKey
+	key     pktbuf.Flow
 	decided bool
 	kept    bool // the kernel half does not know the decision: keep it
 	reason  Reason
@@ -48,7 +34,8 @@ type flow struct {
 	at      int64  // last seen undecided, or decided
 }
 
-// flows is a table of fixed size. Who fills it up on purpose fills up single
+// flows is a table of fixed size, without pointers for the collector to follow.
+// Who fills it up on purpose fills up single
 // buckets only by chance, because the hash is seeded.
 type flows struct {
 	seed    maphash.Seed
@@ -71,14 +58,14 @@ func newFlows(n int) *flows {
 }
 
 // place returns the one bucket where a flow can be, and its tag there.
-func (t *flows) place(k *flowKey) (b *bucket, tag uint32) {
-	h := maphash.Bytes(t.seed, k[:])
+func (t *flows) place(k *pktbuf.Flow) (b *bucket, tag uint32) {
+	h := maphash.Bytes(t.seed, k.Bytes())
 	return &t.buckets[h&uint64(len(t.buckets)-1)], uint32(h>>32) | 1
 }
 
 // find returns the flow, nil where it is not known. It stays valid until the
 // next insert.
-func (t *flows) find(k *flowKey) *flow {
+func (t *flows) find(k *pktbuf.Flow) *flow {
 	b, tag := t.place(k)
 	for i, have := range b.tags {
 		if have == tag && b.flows[i].key == *k {
@@ -91,7 +78,7 @@ func (t *flows) find(k *flowKey) *flow {
 // insert returns a cleared place for a flow that is not in the table: a free
 // one, else that of the flow which is missed least, nil where each is needed.
 // Decisions give way to new flows, flows that wait for their decision do not.
-func (t *flows) insert(k *flowKey, now int64) *flow {
+func (t *flows) insert(k *pktbuf.Flow, now int64) *flow {
 	b, tag := t.place(k)
 	victim, oldest := -1, int64(0)
 	for i, have := range b.tags {
@@ -117,7 +104,7 @@ func (t *flows) insert(k *flowKey, now int64) *flow {
 }
 
 // remove forgets a flow.
-func (t *flows) remove(k *flowKey) {
+func (t *flows) remove(k *pktbuf.Flow) {
 	b, tag := t.place(k)
 	for i, have := range b.tags {
 		if have == tag && b.flows[i].key == *k {

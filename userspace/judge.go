@@ -35,8 +35,7 @@ type judge struct {
 	view pktbuf.View
 	pkt  *packet // the one at hand
 	flow pktbuf.Flow
-	key  flowKey // set where flows are looked up
-	rule int     // index into policy.Rules
+	rule int // index into policy.Rules
 
 	scratch []byte // where changed messages are built
 	alarmed bool   // a panic has been logged
@@ -162,7 +161,7 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	}
 	// Fragments: names and ports may be cut in two, so none is judged by its
 	// content.
-	if err := j.view.Parse(); err != nil || j.view.IsFragment() || !j.view.FlowTo(&j.flow) {
+	if known, err := j.view.ParseFlow(&j.flow); err != nil || !known || j.view.IsFragment() {
 		return j.malformed()
 	}
 	switch j.view.Proto() {
@@ -183,7 +182,7 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 // isDNS reports whether a UDP packet is to be read as DNS: on DNS's port, and
 // wherever the rule asks for names in DNS questions.
 func (j *judge) isDNS(rule *policy.Rule) bool {
-	if j.flow.Dst.Port() == dnsPort || j.flow.Src.Port() == dnsPort {
+	if j.flow.DstPort() == dnsPort || j.flow.SrcPort() == dnsPort {
 		return true
 	}
 	for i := range rule.Steps {
@@ -202,11 +201,10 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	if tcp == nil {
 		return j.malformed()
 	}
-	j.key.set(&j.flow)
-	f := j.flows.find(&j.key)
+	f := j.flows.find(&j.flow)
 	syn := tcp.Flags()&pktbuf.FlagSYN != 0
 	if f != nil && syn {
-		j.flows.remove(&j.key)
+		j.flows.remove(&j.flow)
 		f = nil
 	}
 	if f != nil && f.stale(j.now, j.empty) {
@@ -237,7 +235,7 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 		if !again || seq == f.seq || f.action == policy.ActionDrop {
 			return j.again(f)
 		}
-		j.flows.remove(&j.key)
+		j.flows.remove(&j.flow)
 		f = nil
 	}
 	if f != nil && seq != f.seq {
@@ -262,10 +260,9 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 
 // unnamed judges a packet of a protocol without an inspector.
 func (j *judge) unnamed(rule *policy.Rule) (policy.Action, Reason) {
-	j.key.set(&j.flow)
-	f := j.flows.find(&j.key)
+	f := j.flows.find(&j.flow)
 	if f != nil && f.stale(j.now, j.empty) {
-		j.flows.remove(&j.key)
+		j.flows.remove(&j.flow)
 		f = nil
 	}
 	if f != nil {
@@ -382,7 +379,7 @@ func (j *judge) report(r *ruling, in inspector, payload []byte, queued int) {
 // wait lets a packet pass whose flow cannot be decided yet, within the budget.
 func (j *judge) wait(rule *policy.Rule, f *flow, seq uint32, n int) (policy.Action, Reason) {
 	if f == nil {
-		if f = j.flows.insert(&j.key, j.now); f == nil {
+		if f = j.flows.insert(&j.flow, j.now); f == nil {
 			if j.policy.Failure.Overload == policy.Open {
 				return policy.ActionAccept, ReasonOverload
 			}
@@ -407,7 +404,7 @@ func (j *judge) decide(f *flow, seq uint32, action policy.Action, reason Reason)
 		action = policy.ActionDrop // a rewrite is for single packets
 	}
 	if f == nil {
-		f = j.flows.insert(&j.key, j.now)
+		f = j.flows.insert(&j.flow, j.now)
 	}
 	// Written down before it is told: when telling panics, the packets behind
 	// this one still follow the decision.

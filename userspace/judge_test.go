@@ -97,7 +97,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 		if got := w.judged(t, 0, tcpPacket(1, c.hello)); got != c.accept {
 			t.Errorf("%s: accepted %v, want %v", name, got, c.accept)
 		}
-		flow := pktbuf.Flow{Src: clientAddr, Dst: serverAddr, Proto: 6}
+		flow := pktbuf.FlowOf(clientAddr, serverAddr, 6)
 		action := policy.ActionDrop
 		if c.accept {
 			action = policy.ActionAccept
@@ -112,8 +112,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 			}
 			continue
 		}
-		seen := Sighting{Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason,
-			Log: name == "denied", Queued: 1}
+		seen := Sighting{Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1}
 		if len(w.sightings) != 1 || w.sightings[0] != seen {
 			t.Errorf("%s: sightings %+v, want %+v", name, w.sightings, seen)
 		}

@@ -106,7 +106,7 @@ func TestHelloOverARealConnection(t *testing.T) {
 		}
 		mustWrite(t, c, realHello(t, name))
 		d := <-decisions
-		if d.Action != want || d.Flow.Src.String() != c.LocalAddr().String() || d.Flow.Dst.String() != l.Addr().String() {
+		if d.Action != want || d.Flow.Src().String() != c.LocalAddr().String() || d.Flow.Dst().String() != l.Addr().String() {
 			t.Errorf("%s: %+v", name, d)
 		}
 		patience := 5 * time.Second

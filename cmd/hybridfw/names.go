@@ -41,7 +41,7 @@ func (n *nameLog) write() {
 	for s := range n.names {
 		n.log.Info("name seen",
 			"kind", s.Kind, "name", s.Name, "verdict", s.Action.String(), "reason", s.Reason.String(),
-			"rule", n.policy.Rules[s.Rule].Name, "src", s.Flow.Src.String(), "dst", s.Flow.Dst.String(), "queued", s.Queued)
+			"rule", n.policy.Rules[s.Rule].Name, "src", s.Flow.Src().String(), "dst", s.Flow.Dst().String(), "queued", s.Queued)
 	}
 	if lost := n.lost.Load(); lost > 0 {
 		n.log.Warn("names were not logged: the log was slower than they came", "names", lost)
