@@ -29,7 +29,8 @@ func lockRunDir(runDir string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the run folder: %w", explainPermission(err))
 	}
-	f, err := os.OpenFile(lockPath(runDir), os.O_RDWR|os.O_CREATE, 0o644)
+	// Nobody else may open it: who can open a file can lock it.
+	f, err := os.OpenFile(lockPath(runDir), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening the lock: %w", explainPermission(err))
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/hybridfw/hybridfw/policy"
 	"github.com/hybridfw/hybridfw/userspace"
@@ -39,9 +41,13 @@ func (n *nameLog) seen(s userspace.Sighting) {
 func (n *nameLog) write() {
 	defer close(n.ended)
 	for s := range n.names {
-		n.log.Info("name seen",
-			"kind", s.Kind, "name", s.Name, "verdict", s.Action.String(), "reason", s.Reason.String(),
+		r := slog.NewRecord(time.Now(), slog.LevelInfo, "name seen", 0)
+		r.Add("kind", s.Kind, "name", s.Name, "verdict", s.Action.String(), "reason", s.Reason.String(),
 			"rule", n.policy.Rules[s.Rule].Name, "src", s.Flow.Src().String(), "dst", s.Flow.Dst().String(), "queued", s.Queued)
+		// Not by the logger, which keeps to itself what became of a line.
+		if err := n.log.Handler().Handle(context.Background(), r); err != nil {
+			n.lost.Add(1)
+		}
 	}
 	if lost := n.lost.Load(); lost > 0 {
 		n.log.Warn("names were not logged: the log was slower than they came", "names", lost)

@@ -7,9 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -27,6 +30,10 @@ const maxQueues = 256
 
 // drainPatience bounds how long a stop waits for packets that are queued.
 const drainPatience = 5 * time.Second
+
+// tableWatch is how long packets may pass unjudged when others have removed the
+// nft table.
+const tableWatch = 250 * time.Millisecond
 
 // runOptions are the flags of run.
 type runOptions struct {
@@ -46,8 +53,9 @@ var runCommand = command{
 	summary: "guard this host until stopped",
 	about: `Loads a policy, guards the interfaces of its zones, and judges in the
 foreground until SIGINT or SIGTERM; then it judges what is still queued and
-leaves nothing behind. Without --policy it observes: everything passes, and the
-names in DNS questions and TLS hellos are logged.
+leaves nothing behind. It outlives its terminal and its log. Without --policy
+it observes: everything passes, and the names in DNS questions and TLS hellos
+are logged.
 
 A process that was killed leaves the kernel half guarding. The next run takes
 it over; 'hybridfw detach' removes it.`,
@@ -71,7 +79,12 @@ it over; 'hybridfw detach' removes it.`,
 			if err != nil {
 				return err
 			}
-			return run(ctx, o, p, o.logger(e.stderr))
+			// A log or a terminal that goes away is no reason to die and leave the
+			// kernel half without a listener.
+			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+			log := newLines(e.stderr)
+			defer log.close()
+			return run(ctx, o, p, o.logger(log))
 		}
 	},
 }
@@ -189,8 +202,8 @@ func run(ctx context.Context, o runOptions, p *policy.Policy, log *slog.Logger) 
 	}
 	defer control.Close()
 	if o.readyFile != "" {
-		if err := os.WriteFile(o.readyFile, fmt.Appendln(nil, os.Getpid()), 0o644); err != nil {
-			return fmt.Errorf("writing the ready file: %w", err)
+		if err := writeReady(o.readyFile); err != nil {
+			return err
 		}
 		defer os.Remove(o.readyFile)
 	}
@@ -205,6 +218,21 @@ func run(ctx context.Context, o runOptions, p *policy.Policy, log *slog.Logger) 
 	}
 }
 
+// writeReady writes the ready file, whole or not at all: who waits for it looks
+// for its name.
+func writeReady(path string) error {
+	draft := path + ".new"
+	err := os.WriteFile(draft, fmt.Appendln(nil, os.Getpid()), 0o644)
+	if err == nil {
+		err = os.Rename(draft, path)
+	}
+	if err != nil {
+		_ = os.Remove(draft) // the first error is the one to report
+		return fmt.Errorf("writing the ready file: %w", err)
+	}
+	return nil
+}
+
 // daemon is a firewall at work: both halves and what joins them.
 type daemon struct {
 	policy   *policy.Policy
@@ -215,9 +243,10 @@ type daemon struct {
 	steering *userspace.Steering
 	names    *nameLog
 	attached bool
-	failed   chan error    // a half that cannot go on
-	done     chan struct{} // closed to end the watch over interfaces
-	watched  chan struct{} // closed when it has ended
+	failed   chan error     // a half that cannot go on
+	done     chan struct{}  // closed to end the watch over interfaces
+	watched  chan struct{}  // closed when it has ended
+	kept     sync.WaitGroup // the watch over the table
 }
 
 // startDaemon starts the parts against the packet's way, so that nothing is
@@ -261,7 +290,31 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	}
 	d.attached = true
 	go d.watch()
+	d.kept.Go(d.keepTable)
 	return d, nil
+}
+
+// keepTable makes the nft table again when others have removed it: 'nft flush
+// ruleset' stands at the top of many a rule file, and without the table marked
+// packets pass unjudged.
+func (d *daemon) keepTable() {
+	tick := time.NewTicker(tableWatch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.done:
+			return
+		case <-tick.C:
+		}
+		there, err := d.steering.Installed()
+		if err == nil && !there {
+			d.log.Error("the nft table was removed by others: packets to be inspected have passed unjudged; it is made again")
+			err = d.steering.Install()
+		}
+		if err != nil {
+			d.log.Error("watching the nft table", "err", err)
+		}
+	}
 }
 
 // watch follows interfaces as they come and go. The kernel ends a subscription
@@ -288,6 +341,7 @@ func (d *daemon) stop() error {
 	var errs []error
 	close(d.done)
 	<-d.watched
+	d.kept.Wait()
 	if d.attached {
 		errs = append(errs, d.kernel.Release())
 	}

@@ -49,14 +49,15 @@ var binary = sync.OnceValues(func() (string, error) {
 
 // firewall is a hybridfw process on a host.
 type firewall struct {
-	tb   testing.TB
-	host *testnet.Host
-	cmd  *exec.Cmd
-	dir  string
-	log  lockedBuffer
-	exit chan error
-	over error // what the process ended with
-	gone bool
+	tb     testing.TB
+	host   *testnet.Host
+	cmd    *exec.Cmd
+	dir    string
+	log    lockedBuffer
+	stderr *os.File // where the process logs to instead of log, if not nil
+	exit   chan error
+	over   error // what the process ended with
+	gone   bool
 }
 
 // lockedBuffer collects what a process prints while a test reads it.
@@ -135,6 +136,9 @@ func (f *firewall) start(flags ...string) {
 	}
 	f.cmd = f.command(append(args, flags...)...)
 	f.cmd.Stdout, f.cmd.Stderr = &f.log, &f.log
+	if f.stderr != nil {
+		f.cmd.Stderr = f.stderr
+	}
 	if err := f.cmd.Start(); err != nil {
 		f.tb.Fatalf("starting hybridfw: %v", err)
 	}
