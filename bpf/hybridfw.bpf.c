@@ -91,7 +91,7 @@ static __always_inline __u64 find_rule(struct __sk_buff *skb, const struct packe
 	if (n >= MAX_RULES) {
 		if (default_input != default_forward)
 			way->to = zone_out(skb, p);
-	} else if (!rules[n].any_zone) {
+	} else if (!rule_at(n)->any_zone) {
 		way->to = zone_out(skb, p);
 		n = first_match(&s, way->from, way->to);
 	}
@@ -113,9 +113,9 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, const s
 		f.action = default_action(way);
 		reason = REASON_DEFAULT;
 	} else {
-		f.action = rules[n].action;
-		f.mark = rules[n].mark;
-		f.replies = rules[n].replies;
+		f.action = rule_at(n)->action;
+		f.mark = rule_at(n)->mark;
+		f.replies = rule_at(n)->replies;
 	}
 	if (f.action == ACTION_INSPECT && p->proto == IPPROTO_TCP && !starts_flow(p) &&
 	    on_midstream != ACTION_INSPECT) {
@@ -417,7 +417,7 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 	if (!find_sets(p, source, &s))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
-	if (n < MAX_RULES && rules[n].any_zone && rules[n].action == ACTION_DROP)
+	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->action == ACTION_DROP)
 		return judged(VERDICT_DROP, REASON_RULE);
 	return judged(VERDICT_PASS, REASON_NEXT);
 }
