@@ -44,6 +44,7 @@ func TestNoAllocations(t *testing.T) {
 				if ok, err := v.ParseFlow(&keptFlow); !ok || err != nil {
 					t.Fatal("no flow")
 				}
+				v.InitCommon(family(p), p, &keptFlow)
 			}
 		},
 		"setters": func() {

@@ -14,14 +14,18 @@ type Flow struct {
 	b [flowLen]byte
 }
 
-// What stands where in a Flow. IPv4 addresses take the first eight bytes of the
-// addresses, and zeros follow: that is the form in which they lie in a packet.
+// What stands where in a Flow. IPv4 addresses and ports stand as they do in a
+// packet, so that one copy takes all of them; zeros follow. What is below 12 is
+// then left for half an IPv6 address.
 const (
-	flowPorts   = 0 // in network byte order, source first
-	flowProto   = 4
-	flowVersion = 5 // 4 or 6, and 0 in the zero Flow; two zeros follow
-	flowAddrs   = 8 // source first
-	flowLen     = flowAddrs + 2*16
+	flowSrc4    = 0
+	flowDst4    = 4
+	flowPorts   = 8 // in network byte order, source first
+	flowProto   = 12
+	flowVersion = 13 // 4 or 6, and 0 in the zero Flow; two zeros follow
+	flowSrc6    = 16
+	flowDst6    = 32 // and on at 0
+	flowLen     = 40
 )
 
 // FlowOf returns the flow between two endpoints. It is the zero Flow where their
@@ -30,13 +34,12 @@ func FlowOf(src, dst netip.AddrPort, proto uint8) (f Flow) {
 	switch a, b := src.Addr(), dst.Addr(); {
 	case a.Is4() && b.Is4():
 		from, to := a.As4(), b.As4()
-		copy(f.b[flowAddrs:], from[:])
-		copy(f.b[flowAddrs+4:], to[:])
+		copy(f.b[flowSrc4:], from[:])
+		copy(f.b[flowDst4:], to[:])
 		f.b[flowVersion] = 4
 	case a.Is6() && b.Is6():
 		from, to := a.As16(), b.As16()
-		copy(f.b[flowAddrs:], from[:])
-		copy(f.b[flowAddrs+16:], to[:])
+		f.setAddrs6(&from, &to)
 		f.b[flowVersion] = 6
 	default:
 		return Flow{}
@@ -44,6 +47,12 @@ func FlowOf(src, dst netip.AddrPort, proto uint8) (f Flow) {
 	f.setPorts(src.Port(), dst.Port())
 	f.b[flowProto] = proto
 	return f
+}
+
+func (f *Flow) setAddrs6(src, dst *[16]byte) {
+	*(*[16]byte)(f.b[flowSrc6:]) = *src
+	*(*[8]byte)(f.b[flowDst6:]) = [8]byte(dst[:8])
+	*(*[8]byte)(f.b[:]) = [8]byte(dst[8:])
 }
 
 func (f *Flow) setPorts(src, dst uint16) {
@@ -61,20 +70,30 @@ func (f Flow) DstPort() uint16 { return binary.BigEndian.Uint16(f.b[flowPorts+2:
 func (f Flow) Proto() uint8 { return f.b[flowProto] }
 
 // Src returns the source endpoint, not valid in the zero Flow.
-func (f Flow) Src() netip.AddrPort { return netip.AddrPortFrom(f.addr(0), f.SrcPort()) }
-
-// Dst returns the destination endpoint, not valid in the zero Flow.
-func (f Flow) Dst() netip.AddrPort { return netip.AddrPortFrom(f.addr(1), f.DstPort()) }
-
-// addr returns the source's address for 0 and the destination's for 1.
-func (f *Flow) addr(i int) netip.Addr {
+func (f Flow) Src() netip.AddrPort {
+	var a netip.Addr
 	switch f.b[flowVersion] {
 	case 4:
-		return netip.AddrFrom4([4]byte(f.b[flowAddrs+i*4:]))
+		a = netip.AddrFrom4([4]byte(f.b[flowSrc4:]))
 	case 6:
-		return netip.AddrFrom16([16]byte(f.b[flowAddrs+i*16:]))
+		a = netip.AddrFrom16([16]byte(f.b[flowSrc6:]))
 	}
-	return netip.Addr{}
+	return netip.AddrPortFrom(a, f.SrcPort())
+}
+
+// Dst returns the destination endpoint, not valid in the zero Flow.
+func (f Flow) Dst() netip.AddrPort {
+	var a netip.Addr
+	switch f.b[flowVersion] {
+	case 4:
+		a = netip.AddrFrom4([4]byte(f.b[flowDst4:]))
+	case 6:
+		var b [16]byte
+		copy(b[:8], f.b[flowDst6:])
+		copy(b[8:], f.b[:])
+		a = netip.AddrFrom16(b)
+	}
+	return netip.AddrPortFrom(a, f.DstPort())
 }
 
 // Reverse returns the flow as seen from the other side.
@@ -102,10 +121,11 @@ func (v *View) FlowTo(f *Flow) bool {
 	*f = Flow{}
 	switch {
 	case v.state&hasIPv4 != 0:
-		copy(f.b[flowAddrs:flowAddrs+8], v.IPv4()[12:])
+		copy(f.b[flowSrc4:flowDst4+4], v.IPv4()[12:])
 		f.b[flowVersion] = 4
 	case v.state&hasIPv6 != 0:
-		copy(f.b[flowAddrs:], v.IPv6()[8:])
+		h := v.IPv6()
+		f.setAddrs6((*[16]byte)(h[8:]), (*[16]byte)(h[24:]))
 		f.b[flowVersion] = 6
 	default:
 		return false

@@ -78,16 +78,15 @@ func TestFlowsDiffer(t *testing.T) {
 // TestFlowLeavesNothing: a Flow that is filled in again keeps nothing of what it
 // was, whichever way it is filled in.
 func TestFlowLeavesNothing(t *testing.T) {
-	used := Flow{b: [flowLen]byte(bytes.Repeat([]byte{0xff}, flowLen))}
 	for name, s := range specs() {
 		p := build(s)
 		v := mustView(t, family(p), p, 0)
 		want, ok := v.Flow()
-		f := used
+		f := usedFlow
 		if known, _ := v.ParseFlow(&f); known != ok || f != want {
 			t.Errorf("%s: ParseFlow: %v, want %v", name, f, want)
 		}
-		f = used
+		f = usedFlow
 		if known := v.FlowTo(&f); known != ok || f != want {
 			t.Errorf("%s: FlowTo: %v, want %v", name, f, want)
 		}
@@ -139,4 +138,23 @@ func sameParse(tb testing.TB, name string, family Family, p []byte) {
 		errA == nil && (a.proto != b.proto || a.l3 != b.l3 || a.l4 != b.l4 || a.pay != b.pay || a.end != b.end || a.payloadEnd() != b.payloadEnd()) {
 		tb.Errorf("%s: %x: ParseFlow says %v %+v %v, parseFlowAny says %v %+v %v", name, p, errA, a, fa, errB, b, fb)
 	}
+	// InitCommon finds all of it or is Init alone, over whatever the view was.
+	c, fc := used, usedFlow
+	if c.InitCommon(family, p, &fc) {
+		if !okB || fc != fb || c.state != b.state || c.proto != b.proto || c.l3 != b.l3 || c.l4 != b.l4 || c.pay != b.pay || c.end != b.end ||
+			c.family != family || c.flags != 0 {
+			tb.Errorf("%s: %x: InitCommon says %+v %v, parseFlowAny says %+v %v", name, p, c, fc, b, fb)
+		}
+	} else if c.state != 0 || c.family != family || c.flags != 0 || fc != usedFlow {
+		tb.Errorf("%s: %x: InitCommon refuses and leaves %+v %v", name, p, c, fc)
+	}
+	if len(c.pkt) != len(p) || cap(c.pkt) != cap(p) {
+		tb.Errorf("%s: the view holds %d bytes of %d", name, len(c.pkt), len(p))
+	}
 }
+
+// used and usedFlow are what is left of an earlier packet.
+var (
+	used     = View{family: Bridge, flags: 0xff, state: 0xffff, proto: 0xff, l3: 0xff, l4: 0xffff, pay: 0xffff, frag: 0xffff, end: 0xffffffff, payEnd: 1}
+	usedFlow = Flow{b: [flowLen]byte(bytes.Repeat([]byte{0xff}, flowLen))}
+)

@@ -17,43 +17,66 @@ const (
 // way. After an error the headers in front of the one at fault can still be
 // read.
 func (v *View) Parse() error {
-	_, err := v.ParseFlow(nil)
+	var f Flow
+	_, err := v.ParseFlow(&f)
 	return err
 }
 
 // ParseFlow is Parse and FlowTo in one step, which is cheaper than both; known is
-// what FlowTo returns. With nil it is Parse.
-//
-// What is here is the common packet only: IPv4 without options and IPv6 without
-// extension headers, TCP or UDP, whole, in one piece and without padding.
-// Everything else, and every packet that is wrong, is for parseAny and FlowTo,
-// which need nothing of this.
+// what FlowTo returns.
 func (v *View) ParseFlow(f *Flow) (known bool, err error) {
-	// The compiler lays out the ways in this order: the common one has no jump.
-	if p := v.pkt; v.family == IPv4 && len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
-		if p[9] == ProtoUDP && binary.LittleEndian.Uint16(p[ipv4Len+4:]) == bits.ReverseBytes16(uint16(len(p)-ipv4Len)) {
-			v.state, v.proto, v.l3, v.l4, v.pay = hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len, ipv4Len+udpLen
-			v.end = uint32(len(p))
-			if f != nil {
-				f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoUDP, 4, 0, 0
-				f.fill4((*[12]byte)(p[12:]))
-			}
+	switch v.family {
+	case IPv4:
+		flags := v.flags
+		common := v.InitCommon(IPv4, v.pkt, f)
+		v.flags = flags
+		if common {
 			return true, nil
-		} else if p[9] == ProtoTCP && len(p) >= ipv4Len+tcpLen {
-			if off := int(p[ipv4Len+12]>>4) * 4; off >= tcpLen && ipv4Len+off <= len(p) {
-				v.state, v.proto, v.l3, v.l4, v.pay = hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len, uint16(ipv4Len+off)
-				v.end = uint32(len(p))
-				if f != nil {
-					f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoTCP, 4, 0, 0
-					f.fill4((*[12]byte)(p[12:]))
-				}
-				return true, nil
-			}
 		}
-	} else if v.family == IPv6 && v.parsePlain6(f) {
-		return true, nil
+	case IPv6:
+		if v.parsePlain6(f) {
+			return true, nil
+		}
 	}
 	return v.parseFlowAny(f)
+}
+
+// InitCommon is Init without room and, for the common packet, ParseFlow in the
+// same step, which is the cheapest way from received bytes to a flow. Common is
+// IPv4 without options, TCP or UDP, whole, in one piece and without padding. For
+// all others, and for every packet that is wrong, it returns false and is Init
+// alone: ParseFlow goes on from there.
+//
+// It calls nothing, so that it needs neither a frame nor a look at the stack,
+// which would cost as much as looking at the packet.
+//
+//go:nosplit
+func (v *View) InitCommon(family Family, p []byte, f *Flow) bool {
+	v.pkt = p
+	if family == IPv4 && len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
+		// What is assigned together becomes one store of four or eight bytes.
+		if p[9] == ProtoUDP && binary.LittleEndian.Uint16(p[ipv4Len+4:]) == bits.ReverseBytes16(uint16(len(p)-ipv4Len)) {
+			v.pay, v.frag, v.end = ipv4Len+udpLen, 0, uint32(len(p))
+			v.family, v.flags, v.state, v.proto, v.l3, v.l4 = IPv4, 0, hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len
+			*(*[16]byte)(f.b[:]) = [16]byte(p[12:])
+			f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoUDP, 4, 0, 0
+			*(*[16]byte)(f.b[16:]) = [16]byte{}
+			*(*[8]byte)(f.b[32:]) = [8]byte{}
+			return true
+		} else if p[9] == ProtoTCP && len(p) >= ipv4Len+tcpLen {
+			if off := int(p[ipv4Len+12]>>4) * 4; off >= tcpLen && ipv4Len+off <= len(p) {
+				v.pay, v.end = uint16(ipv4Len+off), uint32(len(p))
+				v.family, v.flags, v.state, v.proto, v.l3, v.l4 = IPv4, 0, hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len
+				*(*[16]byte)(f.b[:]) = [16]byte(p[12:])
+				f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoTCP, 4, 0, 0
+				*(*[16]byte)(f.b[16:]) = [16]byte{}
+				*(*[8]byte)(f.b[32:]) = [8]byte{}
+				return true
+			}
+		}
+	}
+	v.family, v.flags, v.state = family, 0, 0
+	return false
 }
 
 // plain4Mask covers version, header length, total length, more-fragments bit and
@@ -65,13 +88,6 @@ const plain4Mask = 0xff3f_0000_ffff_00ff
 // whole packet of n bytes. Other bytes are not 0 where n is beyond 16 bits.
 func plain4(n int) uint64 {
 	return bits.RotateLeft64(bits.ReverseBytes64(uint64(n)), 32) + 0x45
-}
-
-// fill4 takes addresses and ports from where they stand in a packet.
-func (f *Flow) fill4(p *[12]byte) {
-	*(*[8]byte)(f.b[flowAddrs:]) = [8]byte(p[:])
-	*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[8:])
-	*(*[24]byte)(f.b[flowAddrs+8:]) = [24]byte{}
 }
 
 // parsePlain6 is ParseFlow for IPv6 without extension headers. Where it returns
@@ -92,23 +108,16 @@ func (v *View) parsePlain6(f *Flow) bool {
 		return false
 	}
 	v.end = uint32(len(p))
-	if f != nil {
-		*(*[32]byte)(f.b[flowAddrs:]) = [32]byte(p[8:])
-		*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[ipv6Len:])
-		f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = p[6], 6, 0, 0
-	}
+	f.setAddrs6((*[16]byte)(p[8:]), (*[16]byte)(p[24:]))
+	*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[ipv6Len:])
+	f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = p[6], 6, 0, 0
 	return true
 }
 
 // parseFlowAny is ParseFlow for every packet.
-//
-//go:noinline
 func (v *View) parseFlowAny(f *Flow) (known bool, err error) {
 	err = v.parseAny()
-	if f != nil {
-		known = v.FlowTo(f)
-	}
-	return known, err
+	return v.FlowTo(f), err
 }
 
 // parseAny is Parse for every packet.

@@ -150,19 +150,19 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	if p.proto == etherIPv6 {
 		family = pktbuf.IPv6
 	}
-	if err := j.view.Init(family, p.payload, nil); err != nil {
-		return j.malformed()
-	}
+	common := j.view.InitCommon(family, p.payload, &j.flow)
 	if p.cut() {
 		j.view.SetCut()
 	}
 	if p.skbInfo&skbUnfinished != 0 {
 		j.view.SetUnfinished()
 	}
-	// Fragments: names and ports may be cut in two, so none is judged by its
-	// content.
-	if known, err := j.view.ParseFlow(&j.flow); err != nil || !known || j.view.IsFragment() {
-		return j.malformed()
+	if !common {
+		// Fragments: names and ports may be cut in two, so none is judged by its
+		// content.
+		if known, err := j.view.ParseFlow(&j.flow); err != nil || !known || j.view.IsFragment() {
+			return j.malformed()
+		}
 	}
 	switch j.view.Proto() {
 	case pktbuf.ProtoTCP:

@@ -72,6 +72,13 @@ func constructing(packet []byte, size int) []*measurement {
 		}},
 		{name: "view, parsed, flow", size: size, run: func(n int) {
 			for range n {
+				if !view.InitCommon(pktbuf.IPv4, packet, &flow) {
+					panic(failed)
+				}
+			}
+		}},
+		{name: "  the same by Init and ParseFlow", size: size, run: func(n int) {
+			for range n {
 				if view.Init(pktbuf.IPv4, packet, nil) != nil {
 					panic(failed)
 				}
