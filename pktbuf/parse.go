@@ -17,35 +17,45 @@ const (
 // way. After an error the headers in front of the one at fault can still be
 // read.
 func (v *View) Parse() error {
-	var f Flow
-	_, err := v.ParseFlow(&f)
+	_, err := v.ParseFlow(nil)
 	return err
 }
 
 // ParseFlow is Parse and FlowTo in one step, which is cheaper than both; known is
-// what FlowTo returns.
+// what FlowTo returns. With nil it is Parse.
+//
+// It has short ways for packets that are plain: TCP or UDP, IPv4 without options
+// or IPv6 without extension headers, whole, in one piece and without padding.
+// Everything else, and every packet that is wrong, is for parseFlowAny, which
+// needs nothing of this.
 func (v *View) ParseFlow(f *Flow) (known bool, err error) {
-	switch v.family {
-	case IPv4:
-		flags := v.flags
-		common := v.InitCommon(IPv4, v.pkt, f)
-		v.flags = flags
-		if common {
+	if p := v.pkt; v.family == IPv4 && len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
+		if p[9] == ProtoUDP && plainUDP4(p) {
+			v.state, v.proto, v.l3, v.l4, v.pay = foundUDP4, ProtoUDP, 0, ipv4Len, ipv4Len+udpLen
+			v.end = uint32(len(p))
+			if f != nil {
+				f.set4((*[16]byte)(p[12:]), ProtoUDP)
+			}
+			return true, nil
+		} else if off := plainTCP4(p); off != 0 {
+			v.state, v.proto, v.l3, v.l4, v.pay = foundTCP4, ProtoTCP, 0, ipv4Len, uint16(ipv4Len+off)
+			v.end = uint32(len(p))
+			if f != nil {
+				f.set4((*[16]byte)(p[12:]), ProtoTCP)
+			}
 			return true, nil
 		}
-	case IPv6:
-		if v.parsePlain6(f) {
-			return true, nil
-		}
+	} else if v.family == IPv6 && v.parsePlain6(f) {
+		return true, nil
 	}
 	return v.parseFlowAny(f)
 }
 
 // InitCommon is Init without room and, for the common packet, ParseFlow in the
 // same step, which is the cheapest way from received bytes to a flow. Common is
-// IPv4 without options, TCP or UDP, whole, in one piece and without padding. For
-// all others, and for every packet that is wrong, it returns false and is Init
-// alone: ParseFlow goes on from there.
+// what is IPv4 and has a short way in ParseFlow. For all others, and for every
+// packet that is wrong, it returns false and is Init alone: ParseFlow goes on
+// from there.
 //
 // It calls nothing, so that it needs neither a frame nor a look at the stack,
 // which would cost as much as looking at the packet.
@@ -55,28 +65,50 @@ func (v *View) InitCommon(family Family, p []byte, f *Flow) bool {
 	v.pkt = p
 	if family == IPv4 && len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
 		// What is assigned together becomes one store of four or eight bytes.
-		if p[9] == ProtoUDP && binary.LittleEndian.Uint16(p[ipv4Len+4:]) == bits.ReverseBytes16(uint16(len(p)-ipv4Len)) {
+		if p[9] == ProtoUDP && plainUDP4(p) {
 			v.pay, v.frag, v.end = ipv4Len+udpLen, 0, uint32(len(p))
-			v.family, v.flags, v.state, v.proto, v.l3, v.l4 = IPv4, 0, hasIPv4|hasUDP|hasPorts|parsed, ProtoUDP, 0, ipv4Len
-			*(*[16]byte)(f.b[:]) = [16]byte(p[12:])
-			f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoUDP, 4, 0, 0
-			*(*[16]byte)(f.b[16:]) = [16]byte{}
-			*(*[8]byte)(f.b[32:]) = [8]byte{}
+			v.family, v.flags, v.state, v.proto, v.l3, v.l4 = IPv4, 0, foundUDP4, ProtoUDP, 0, ipv4Len
+			f.set4((*[16]byte)(p[12:]), ProtoUDP)
 			return true
-		} else if p[9] == ProtoTCP && len(p) >= ipv4Len+tcpLen {
-			if off := int(p[ipv4Len+12]>>4) * 4; off >= tcpLen && ipv4Len+off <= len(p) {
-				v.pay, v.end = uint16(ipv4Len+off), uint32(len(p))
-				v.family, v.flags, v.state, v.proto, v.l3, v.l4 = IPv4, 0, hasIPv4|hasTCP|hasPorts|parsed, ProtoTCP, 0, ipv4Len
-				*(*[16]byte)(f.b[:]) = [16]byte(p[12:])
-				f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = ProtoTCP, 4, 0, 0
-				*(*[16]byte)(f.b[16:]) = [16]byte{}
-				*(*[8]byte)(f.b[32:]) = [8]byte{}
-				return true
-			}
+		} else if off := plainTCP4(p); off != 0 {
+			v.pay, v.end = uint16(ipv4Len+off), uint32(len(p))
+			v.family, v.flags, v.state, v.proto, v.l3, v.l4 = IPv4, 0, foundTCP4, ProtoTCP, 0, ipv4Len
+			f.set4((*[16]byte)(p[12:]), ProtoTCP)
+			return true
 		}
 	}
 	v.family, v.flags, v.state = family, 0, 0
 	return false
+}
+
+// What the short ways find.
+const (
+	foundUDP4 = hasIPv4 | hasUDP | hasPorts | parsed
+	foundTCP4 = hasIPv4 | hasTCP | hasPorts | parsed
+)
+
+// plainUDP4 reports whether a UDP packet's own length is that of the IP packet.
+func plainUDP4(p []byte) bool {
+	return binary.LittleEndian.Uint16(p[ipv4Len+4:]) == bits.ReverseBytes16(uint16(len(p)-ipv4Len))
+}
+
+// plainTCP4 returns the length of the TCP header, 0 where the packet holds none.
+func plainTCP4(p []byte) int {
+	if len(p) < ipv4Len+tcpLen || p[9] != ProtoTCP {
+		return 0
+	}
+	if off := int(p[ipv4Len+12]>>4) * 4; off >= tcpLen && ipv4Len+off <= len(p) {
+		return off
+	}
+	return 0
+}
+
+// set4 fills in a flow from where addresses and ports stand in the packet.
+func (f *Flow) set4(p *[16]byte, proto uint8) {
+	*(*[16]byte)(f.b[:]) = *p
+	f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = proto, 4, 0, 0
+	*(*[16]byte)(f.b[16:]) = [16]byte{}
+	*(*[8]byte)(f.b[32:]) = [8]byte{}
 }
 
 // plain4Mask covers version, header length, total length, more-fragments bit and
@@ -108,16 +140,23 @@ func (v *View) parsePlain6(f *Flow) bool {
 		return false
 	}
 	v.end = uint32(len(p))
-	f.setAddrs6((*[16]byte)(p[8:]), (*[16]byte)(p[24:]))
-	*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[ipv6Len:])
-	f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = p[6], 6, 0, 0
+	if f != nil {
+		f.setAddrs6((*[16]byte)(p[8:]), (*[16]byte)(p[24:]))
+		*(*[4]byte)(f.b[flowPorts:]) = [4]byte(p[ipv6Len:])
+		f.b[flowProto], f.b[flowVersion], f.b[flowVersion+1], f.b[flowVersion+2] = p[6], 6, 0, 0
+	}
 	return true
 }
 
 // parseFlowAny is ParseFlow for every packet.
+//
+//go:noinline
 func (v *View) parseFlowAny(f *Flow) (known bool, err error) {
 	err = v.parseAny()
-	return v.FlowTo(f), err
+	if f != nil {
+		known = v.FlowTo(f)
+	}
+	return known, err
 }
 
 // parseAny is Parse for every packet.

@@ -108,8 +108,9 @@ func (v *View) InitCopy(family Family, data, mem []byte) error {
 	if len(mem) < len(data) {
 		return ErrNoRoom
 	}
-	v.pkt = mem[:copy(mem, data)]
+	v.pkt = mem[:len(data)]
 	v.family, v.flags, v.state = family, 0, 0
+	copy(mem, data) // last: then nothing has to be kept across the call
 	return nil
 }
 
