@@ -130,7 +130,7 @@ func (f *Firewall) attachHooks(a *attachment, l netlink.Link) error {
 	}
 	if a.iface.TC == string(TCX) {
 		// Filters of a process that had no TCX guarded until now.
-		if err := removeAllFilters(l); err != nil {
+		if err := removeAllFilters(l, f.opts.PinDir); err != nil {
 			return err
 		}
 	}

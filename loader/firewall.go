@@ -28,6 +28,9 @@ const DefaultPinDir = "/sys/fs/bpf/hybridfw"
 // ErrNotRunning means that nothing of the kernel half is loaded.
 var ErrNotRunning = errors.New("hybridfw is not running")
 
+// ErrInUse means that another process works with the folder of pins.
+var ErrInUse = errors.New("another hybridfw has its pins")
+
 var errNotExist = fs.ErrNotExist
 
 // Options configure a Firewall. The zero value of each field is its default.
@@ -222,7 +225,7 @@ func (f *Firewall) Detach() error {
 		delete(f.attached, ifindex)
 	}
 	// What an earlier process left on interfaces outside this policy goes too.
-	errs = append(errs, Detach(f.opts.PinDir))
+	errs = append(errs, detach(f.opts.PinDir))
 	return errors.Join(errs...)
 }
 

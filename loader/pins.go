@@ -14,7 +14,8 @@ import (
 )
 
 // Pins lie flat in one folder: "counters", and for each guarded interface
-// "xdp-<ifindex>", "ingress-<ifindex>" and "egress-<ifindex>". (BPF file systems
+// "xdp-<ifindex>", "ingress-<ifindex>" and "egress-<ifindex>", or the folder
+// "clsact-<ifindex>". (BPF file systems
 // refuse dots, which interface names may have.)
 
 func counterPin(dir string) string { return filepath.Join(dir, "counters") }
@@ -42,7 +43,7 @@ func lockPins(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("opening the folder for pins: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("another hybridfw has its pins in %s: stop it first, or use another --pin-dir", dir), f.Close())
+		return nil, errors.Join(fmt.Errorf("%w in %s: stop it first (detach does with its --run-dir), or use another --pin-dir", ErrInUse, dir), f.Close())
 	}
 	return f, nil
 }
@@ -120,7 +121,7 @@ func (f *Firewall) dropStale(links []netlink.Link) error {
 	for _, l := range links {
 		i := l.Attrs().Index
 		if f.attached[i] == nil {
-			if err := removeAllFilters(l); err != nil {
+			if err := removeAllFilters(l, f.opts.PinDir); err != nil {
 				return err
 			}
 			continue
@@ -152,7 +153,7 @@ func linkPins(dir string) ([]string, error) {
 	return pins, nil
 }
 
-func removeAllFilters(l netlink.Link) error {
+func removeAllFilters(l netlink.Link, pinDir string) error {
 	own := 0
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		filters, _, err := ours(l, parent)
@@ -164,16 +165,28 @@ func removeAllFilters(l netlink.Link) error {
 			return err
 		}
 	}
-	if own == 0 {
-		return nil // a clsact qdisc without filters of ours is not ours
+	mark := clsactMark(pinDir, l.Attrs().Index)
+	if _, err := os.Stat(mark); own == 0 && err != nil {
+		return nil // a clsact qdisc without filters of ours and without a mark is not ours
 	}
-	return removeClsact(l)
+	return removeClsact(l, mark)
 }
 
 // Detach removes everything of the kernel half from the interfaces of this
 // network namespace and from pinDir, whoever put it there. Where there is
-// nothing it does nothing.
+// nothing it does nothing. What a running process has it leaves alone.
 func Detach(pinDir string) error {
+	if _, err := os.Stat(pinDir); err == nil {
+		lock, err := lockPins(pinDir)
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+	}
+	return detach(pinDir)
+}
+
+func detach(pinDir string) error {
 	pins, err := linkPins(pinDir)
 	if err != nil {
 		return err
@@ -187,7 +200,12 @@ func Detach(pinDir string) error {
 		errs = append(errs, fmt.Errorf("listing interfaces: %w", err))
 	}
 	for _, l := range links {
-		errs = append(errs, removeAllFilters(l))
+		errs = append(errs, removeAllFilters(l, pinDir))
+	}
+	marks, err := filepath.Glob(filepath.Join(pinDir, "clsact-*"))
+	errs = append(errs, err)
+	for _, mark := range marks {
+		errs = append(errs, removeMark(mark)) // of an interface that is gone
 	}
 	for _, path := range []string{counterPin(pinDir), pinDir} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

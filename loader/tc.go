@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 
 	"github.com/cilium/ebpf"
@@ -47,7 +48,7 @@ func attachTC(opts Options, l netlink.Link, dir direction) (hook, string, error)
 			return nil, "", fmt.Errorf("attaching to TCX %s: %w", dir.name, err)
 		}
 	}
-	h, err := attachClsact(l, dir)
+	h, err := attachClsact(l, dir, clsactMark(opts.PinDir, l.Attrs().Index))
 	if err != nil {
 		return nil, "", fmt.Errorf("attaching to clsact %s: %w", dir.name, err)
 	}
@@ -70,16 +71,49 @@ func attachTCX(l netlink.Link, dir direction, pin string) (hook, error) {
 type clsactFilter struct {
 	link   netlink.Link
 	parent uint32
+	mark   string
 }
 
-func attachClsact(l netlink.Link, dir direction) (hook, error) {
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+// clsactMark is a folder that says that we have made the qdisc: one without
+// filters does not tell whose it is.
+func clsactMark(pinDir string, ifindex int) string { return linkPin(pinDir, "clsact", ifindex) }
+
+func removeMark(mark string) error {
+	if err := os.Remove(mark); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing the mark of a qdisc: %w", err)
+	}
+	return nil
+}
+
+// addClsact adds the qdisc, where there is none, and marks it as ours. The mark
+// comes first: what a killed process leaves is marked at any time.
+func addClsact(l netlink.Link, mark string) error {
+	marked := os.Mkdir(mark, 0o700)
+	if marked != nil && !errors.Is(marked, os.ErrExist) {
+		return fmt.Errorf("marking the clsact qdisc: %w", marked)
+	}
+	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: l.Attrs().Index,
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_CLSACT,
-	}}
-	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, syscall.EEXIST) {
-		return nil, fmt.Errorf("adding the clsact qdisc: %w", err)
+	}})
+	if err == nil {
+		return nil
+	}
+	if marked == nil { // then the one that is there is not ours
+		if err := removeMark(mark); err != nil {
+			return err
+		}
+	}
+	if !errors.Is(err, syscall.EEXIST) {
+		return fmt.Errorf("adding the clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+func attachClsact(l netlink.Link, dir direction, mark string) (hook, error) {
+	if err := addClsact(l, mark); err != nil {
+		return nil, err
 	}
 	// Replacing is one step: a filter that a killed process left guards on.
 	err := netlink.FilterReplace(&netlink.BpfFilter{
@@ -97,11 +131,11 @@ func attachClsact(l netlink.Link, dir direction) (hook, error) {
 	if err != nil {
 		return nil, fmt.Errorf("adding the filter: %w", err)
 	}
-	return &clsactFilter{link: l, parent: dir.parent}, nil
+	return &clsactFilter{link: l, parent: dir.parent, mark: mark}, nil
 }
 
 func (c *clsactFilter) close() error {
-	return errors.Join(removeFilter(c.link, c.parent), removeClsact(c.link))
+	return errors.Join(removeFilter(c.link, c.parent), removeClsact(c.link, c.mark))
 }
 
 // ours lists our filters on one side of an interface, and whether others have
@@ -136,20 +170,23 @@ func removeFilter(l netlink.Link, parent uint32) error {
 }
 
 // removeClsact removes the qdisc when nobody has filters in it any more.
-func removeClsact(l netlink.Link) error {
+func removeClsact(l netlink.Link, mark string) error {
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		own, others, err := ours(l, parent)
 		if err != nil {
 			return err
 		}
-		if len(own) > 0 || others {
+		if others {
+			return removeMark(mark) // it is theirs now
+		}
+		if len(own) > 0 {
 			return nil
 		}
 	}
 	qdiscs, err := netlink.QdiscList(l)
 	if err != nil {
 		if isGone(err) {
-			return nil
+			return removeMark(mark)
 		}
 		return fmt.Errorf("listing qdiscs of %s: %w", l.Attrs().Name, err)
 	}
@@ -161,7 +198,7 @@ func removeClsact(l netlink.Link) error {
 			return fmt.Errorf("removing clsact of %s: %w", l.Attrs().Name, err)
 		}
 	}
-	return nil
+	return removeMark(mark)
 }
 
 // isGone tells that an interface or what was on it is there no more.

@@ -46,7 +46,11 @@ func detach(ctx context.Context, e env, p places) error {
 	// nothing is queued. The table may go though packets are queued: nobody is
 	// there to judge them.
 	var steering userspace.Steering
-	if err := errors.Join(loader.Detach(p.pinDir), steering.Remove(), cleanRunDir(p.runDir)); err != nil {
+	err = loader.Detach(p.pinDir)
+	if errors.Is(err, loader.ErrInUse) {
+		return err // by a process with another run folder: its table stays too
+	}
+	if err := errors.Join(err, steering.Remove(), cleanRunDir(p.runDir)); err != nil {
 		return err
 	}
 	fmt.Fprintln(e.stdout, "nothing of hybridfw is attached")
