@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -94,7 +95,12 @@ func (f *Firewall) attach(l netlink.Link) error {
 	if err := f.attachHooks(a, l); err != nil {
 		// Out of its zone too: what comes from a guarded zone counts as judged
 		// when it leaves by another.
-		return errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), a.close(), f.objs.Zones.Delete(uint32(attrs.Index)))
+		undone := errors.Join(a.close(), f.objs.Zones.Delete(uint32(attrs.Index)))
+		if errors.Is(err, syscall.ENODEV) && undone == nil {
+			f.opts.Log.Warn("interface is gone before it was guarded", "name", attrs.Name)
+			return nil
+		}
+		return errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), undone)
 	}
 	f.attached[attrs.Index] = a
 	f.opts.Log.Info("interface guarded", "name", attrs.Name, "zone", a.iface.Zone, "xdp", a.iface.XDP, "tc", a.iface.TC)

@@ -117,7 +117,7 @@ func explainLoad(err error) error {
 // vain is found before anything is changed; when the kernel refuses something
 // after that, nothing stays attached.
 func (f *Firewall) Attach() error {
-	links, err := netlink.LinkList()
+	links, err := complete(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("listing interfaces: %w", err)
 	}

@@ -2,8 +2,10 @@ package loader
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 )
 
@@ -65,4 +67,56 @@ func TestDetachLeavesARunningProcessAlone(t *testing.T) {
 		}
 		return errors.Join(f.Detach(), f.Close())
 	})
+}
+
+// TestInterfaceThatGoesWhileItIsAttachedTo: containers come and go, and are no
+// reason not to start.
+func TestInterfaceThatGoesWhileItIsAttachedTo(t *testing.T) {
+	attachModes(t, func(t *testing.T, o Options) {
+		f := mustLoad(t, replace(t, basePolicy, "wan: [wan0]", `wan: [wan0, "late*"]`), o)
+		if err := f.Attach(); err != nil {
+			t.Fatal(err)
+		}
+		before := look(t, o.PinDir)
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "late0"}, PeerName: "peer0"}); err != nil {
+			t.Fatal(err)
+		}
+		l, err := netlink.LinkByName("late0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(netlink.LinkDel(l), f.attach(l)); err != nil {
+			t.Errorf("attaching to what is gone: %v", err)
+		}
+		if a := look(t, o.PinDir); !slices.Equal(a.pins, before.pins) {
+			t.Errorf("pins %v, want %v", a.pins, before.pins)
+		}
+		var zone uint8
+		if err := f.objs.Zones.Lookup(uint32(l.Attrs().Index), &zone); !errors.Is(err, ebpf.ErrKeyNotExist) || len(f.Interfaces()) != 2 {
+			t.Errorf("zone %d, error %v, interfaces %v; want none of it", zone, err, f.Interfaces())
+		}
+		if err := errors.Join(f.Detach(), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestListingIsBegunAnewWhereItChanges(t *testing.T) {
+	for changes, want := range map[int]error{0: nil, 1: nil, listAttempts - 1: nil, listAttempts: netlink.ErrDumpInterrupted} {
+		calls := 0
+		got, err := complete(func() ([]int, error) {
+			if calls++; calls <= changes {
+				return []int{1}, netlink.ErrDumpInterrupted
+			}
+			return []int{1, 2}, nil
+		})
+		if !errors.Is(err, want) || want == nil && len(got) != 2 {
+			t.Errorf("%d changes: got %v, %v; want error %v", changes, got, err, want)
+		}
+	}
+	other := errors.New("something else")
+	calls := 0
+	if _, err := complete(func() ([]int, error) { calls++; return nil, other }); err != other || calls != 1 {
+		t.Errorf("got %v after %d calls, want %v after one", err, calls, other)
+	}
 }

@@ -153,6 +153,20 @@ func linkPins(dir string) ([]string, error) {
 	return pins, nil
 }
 
+// listAttempts is how often a listing is begun that changes under way.
+const listAttempts = 20
+
+// complete lists anew where the kernel says that the list changed while it gave
+// it: interfaces of containers come and go.
+func complete[T any](list func() ([]T, error)) (all []T, err error) {
+	for range listAttempts {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
+}
+
 func removeAllFilters(l netlink.Link, pinDir string) error {
 	own := 0
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
@@ -195,7 +209,7 @@ func detach(pinDir string) error {
 	for _, pin := range pins {
 		errs = append(errs, removePinnedLink(pin))
 	}
-	links, err := netlink.LinkList()
+	links, err := complete(netlink.LinkList)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("listing interfaces: %w", err))
 	}

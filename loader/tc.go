@@ -141,7 +141,7 @@ func (c *clsactFilter) close() error {
 // ours lists our filters on one side of an interface, and whether others have
 // any.
 func ours(l netlink.Link, parent uint32) (own []netlink.Filter, others bool, err error) {
-	filters, err := netlink.FilterList(l, parent)
+	filters, err := complete(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
 	if err != nil && !isGone(err) && !errors.Is(err, syscall.EINVAL) { // EINVAL: no such qdisc
 		return nil, false, fmt.Errorf("listing filters of %s: %w", l.Attrs().Name, err)
 	}
@@ -183,7 +183,7 @@ func removeClsact(l netlink.Link, mark string) error {
 			return nil
 		}
 	}
-	qdiscs, err := netlink.QdiscList(l)
+	qdiscs, err := complete(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(l) })
 	if err != nil {
 		if isGone(err) {
 			return removeMark(mark)
