@@ -34,7 +34,7 @@ func TestNoAllocations(t *testing.T) {
 		}
 	}
 	for name, do := range map[string]func(){
-		"Init": func() { must(v.Init(IPv4, mem, room), v.InitCopy(IPv4, mem, room)); v.InitCommon(IPv4, syn, &keptFlow) },
+		"Init": func() { must(v.Init(IPv4, mem, room), v.InitCopy(IPv4, mem, room)); v.InitIPv4(syn, &keptFlow) },
 		"Parse and Flow": func() {
 			for _, p := range [][]byte{syn, udp6, sctp, icmp} {
 				start(p)

@@ -16,7 +16,7 @@
 // changed in place and shortened, never lengthened. Memory for growth can also
 // be given apart from the packet, and is used only when a change needs it. A
 // change that does not fit is [ErrNoRoom]. Where the received memory is wanted
-// back at once, [View.InitCopy] makes the view over a copy. [View.InitCommon]
+// back at once, [View.InitCopy] makes the view over a copy. [View.InitIPv4]
 // makes the view and parses the most common packets in one step.
 //
 // Parse checks every length once; afterwards headers are named byte slices with

@@ -138,18 +138,19 @@ func sameParse(tb testing.TB, name string, family Family, p []byte) {
 		errA == nil && (a.proto != b.proto || a.l3 != b.l3 || a.l4 != b.l4 || a.pay != b.pay || a.end != b.end || a.payloadEnd() != b.payloadEnd()) {
 		tb.Errorf("%s: %x: ParseFlow says %v %+v %v, parseFlowAny says %v %+v %v", name, p, errA, a, fa, errB, b, fb)
 	}
-	// InitCommon finds all of it or is Init alone, over whatever the view was.
+	// InitIPv4 finds all of it or is Init alone, over whatever the view was.
 	c, fc := used, usedFlow
-	if c.InitCommon(family, p, &fc) {
-		if !okB || fc != fb || c.state != b.state || c.proto != b.proto || c.l3 != b.l3 || c.l4 != b.l4 || c.pay != b.pay || c.end != b.end ||
-			c.family != family || c.flags != 0 {
-			tb.Errorf("%s: %x: InitCommon says %+v %v, parseFlowAny says %+v %v", name, p, c, fc, b, fb)
+	b = View{pkt: p, family: IPv4}
+	okB, errB = b.parseFlowAny(&fb)
+	if c.InitIPv4(p, &fc) {
+		if !okB || fc != fb || c.state != b.state || c.proto != b.proto || c.l3 != b.l3 || c.l4 != b.l4 || c.pay != b.pay || c.end != b.end {
+			tb.Errorf("%s: %x: InitIPv4 says %+v %v, parseFlowAny says %v %+v %v", name, p, c, fc, errB, b, fb)
 		}
-	} else if c.state != 0 || c.family != family || c.flags != 0 || fc != usedFlow {
-		tb.Errorf("%s: %x: InitCommon refuses and leaves %+v %v", name, p, c, fc)
+	} else if c.state != 0 || fc != usedFlow {
+		tb.Errorf("%s: %x: InitIPv4 refuses and leaves %+v %v", name, p, c, fc)
 	}
-	if len(c.pkt) != len(p) || cap(c.pkt) != cap(p) {
-		tb.Errorf("%s: the view holds %d bytes of %d", name, len(c.pkt), len(p))
+	if c.family != IPv4 || c.flags != 0 || len(c.pkt) != len(p) || cap(c.pkt) != cap(p) {
+		tb.Errorf("%s: %x: InitIPv4 makes %+v", name, p, c)
 	}
 }
 

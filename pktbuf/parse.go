@@ -51,19 +51,21 @@ func (v *View) ParseFlow(f *Flow) (known bool, err error) {
 	return v.parseFlowAny(f)
 }
 
-// InitCommon is Init without room and, for the common packet, ParseFlow in the
-// same step, which is the cheapest way from received bytes to a flow. Common is
-// what is IPv4 and has a short way in ParseFlow. For all others, and for every
-// packet that is wrong, it returns false and is Init alone: ParseFlow goes on
-// from there.
-//
-// It calls nothing, so that it needs neither a frame nor a look at the stack,
-// which would cost as much as looking at the packet.
-//
-//go:nosplit
-func (v *View) InitCommon(family Family, p []byte, f *Flow) bool {
+// InitIPv4 is Init of an IPv4 packet without room and, where the packet is a
+// common one, ParseFlow in the same step: the cheapest way from received bytes
+// to a flow. Common is what has a short way in ParseFlow. For all others, and for
+// every packet that is wrong, it returns false and is Init alone: ParseFlow goes
+// on from there.
+func (v *View) InitIPv4(p []byte, f *Flow) (common bool) {
 	v.pkt = p
-	if family == IPv4 && len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
+	return v.common(p, f)
+}
+
+// common does what InitIPv4 does besides noting the packet's memory: that may
+// call the collector's write barrier, and a function without calls needs neither
+// a frame nor a look at the stack, which cost as much as looking at the packet.
+func (v *View) common(p []byte, f *Flow) bool {
+	if len(p) >= ipv4Len+udpLen && binary.LittleEndian.Uint64(p)&plain4Mask == plain4(len(p)) {
 		// What is assigned together becomes one store of four or eight bytes.
 		if p[9] == ProtoUDP && plainUDP4(p) {
 			v.pay, v.frag, v.end = ipv4Len+udpLen, 0, uint32(len(p))
@@ -77,7 +79,7 @@ func (v *View) InitCommon(family Family, p []byte, f *Flow) bool {
 			return true
 		}
 	}
-	v.family, v.flags, v.state = family, 0, 0
+	v.family, v.flags, v.state = IPv4, 0, 0
 	return false
 }
 

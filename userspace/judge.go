@@ -146,11 +146,12 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 
 	// The version in the packet itself is checked by Parse: where the two differ,
 	// the packet is malformed.
-	family := pktbuf.IPv4
-	if p.proto == etherIPv6 {
-		family = pktbuf.IPv6
+	common := false
+	if p.proto != etherIPv6 {
+		common = j.view.InitIPv4(p.payload, &j.flow)
+	} else if err := j.view.Init(pktbuf.IPv6, p.payload, nil); err != nil {
+		return j.malformed()
 	}
-	common := j.view.InitCommon(family, p.payload, &j.flow)
 	if p.cut() {
 		j.view.SetCut()
 	}

@@ -72,7 +72,7 @@ func constructing(packet []byte, size int) []*measurement {
 		}},
 		{name: "view, parsed, flow", size: size, run: func(n int) {
 			for range n {
-				if !view.InitCommon(pktbuf.IPv4, packet, &flow) {
+				if !view.InitIPv4(packet, &flow) {
 					panic(failed)
 				}
 			}
