@@ -339,7 +339,8 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 	if (f && f->action == ACTION_DROP && !starts_flow(p))
 		return judged(VERDICT_DROP, REASON_FLOW);
 	if (guarded) {
-		if (!f)
+		// A connection that begins anew has nothing of the dropped one's.
+		if (!f || f->action == ACTION_DROP)
 			return follow(skb, &id, way.from, now);
 		refresh(f, now);
 		return judged(VERDICT_PASS, REASON_FORWARDED);

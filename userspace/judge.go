@@ -202,13 +202,19 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	if tcp == nil {
 		return j.malformed()
 	}
+	// What the receiver will discard must not decide for it. Such a packet
+	// decides nothing itself either: anybody can send one.
+	if j.pkt.skbInfo&(skbUnfinished|skbUnverified) == skbUnverified && j.view.CheckTransport() == pktbuf.ChecksumBad {
+		return j.malformed()
+	}
 	f := j.flows.find(&j.flow)
 	syn := tcp.Flags()&pktbuf.FlagSYN != 0
 	if f != nil && syn {
 		j.flows.remove(&j.flow)
 		f = nil
 	}
-	if f != nil && f.stale(j.now, j.empty) {
+	stale := f != nil && f.stale(j.now, j.empty)
+	if stale {
 		// The kernel half should have kept this packet. It has lost the
 		// flow, or knows it under another address: tell it again.
 		f.kept = true
@@ -229,11 +235,12 @@ func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
 	got := j.tls.inspect(payload)
 	if f != nil && f.decided {
 		// A hello elsewhere in the stream is a new connection on the old ports,
-		// or meant to look like one. It is judged, but a drop stands.
+		// or meant to look like one. It is judged, but a drop stands, unless
+		// the kernel half has let a new connection begin since.
 		// Handshake bytes only: the accepted flow's own next flight may begin with
 		// other records, and is more of nothing.
 		again := got == sawNames || got != sawNone && payload[0] == tlsHandshake
-		if !again || seq == f.seq || f.action == policy.ActionDrop {
+		if !again || seq == f.seq || f.action == policy.ActionDrop && !stale {
 			return j.again(f)
 		}
 		j.flows.remove(&j.flow)

@@ -29,6 +29,7 @@ const hookLocalIn = 1
 const (
 	skbUnfinished = 1 << 0 // NFQA_SKB_CSUMNOTREADY
 	skbGSO        = 1 << 1 // NFQA_SKB_GSO
+	skbUnverified = 1 << 2 // NFQA_SKB_CSUM_NOTVERIFIED
 )
 
 const (

@@ -214,6 +214,7 @@ func run(ctx context.Context, o runOptions, p *policy.Policy, log *slog.Logger) 
 		log.Info("stopping")
 		return nil
 	case err := <-d.failed:
+		d.leave = p.Failure.NoListener == policy.Closed
 		return err
 	}
 }
@@ -243,6 +244,7 @@ type daemon struct {
 	steering *userspace.Steering
 	names    *nameLog
 	attached bool
+	leave    bool           // stop as a killed process does: the kernel half stays
 	failed   chan error     // a half that cannot go on
 	done     chan struct{}  // closed to end the watch over interfaces
 	watched  chan struct{}  // closed when it has ended
@@ -342,6 +344,12 @@ func (d *daemon) stop() error {
 	close(d.done)
 	<-d.watched
 	d.kept.Wait()
+	if d.leave {
+		d.log.Error("the kernel half guards on alone, as failure.no_listener: closed says: start again, or 'hybridfw detach'")
+		errs = append(errs, d.stage.Close(), d.kernel.Close())
+		d.names.close()
+		return errors.Join(errs...)
+	}
 	if d.attached {
 		errs = append(errs, d.kernel.Release())
 	}

@@ -228,4 +228,35 @@ func TestPortReuseIsJudgedAnew(t *testing.T) {
 	})
 }
 
+// TestPortsOfADeniedConnectionAreFree: a connection from the same ports is judged
+// by its own name.
+func TestPortsOfADeniedConnectionAreFree(t *testing.T) {
+	b := newBench(t, testnet.RoutedOptions{}, basePolicy)
+	eachFamily(t, func(t *testing.T, fam family) {
+		server := b.serveTLS(t, fam)
+		from := netip.AddrPortFrom(fam.client, 40001)
+		before := b.f.status()
+		first, err := b.Client.DialFrom(testnet.Patience(t), "tcp", from, server.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(testnet.Patience(t))
+		defer cancel()
+		go func() { _ = tlsClient(first, "denied.example").HandshakeContext(ctx) }()
+		b.f.eventually(t, "the denied hello is dropped", func(s status) bool { return s.User.Dropped == before.User.Dropped+1 })
+		if err := first.(*net.TCPConn).SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		_ = first.Close()
+		second, err := b.Client.DialFrom(testnet.Patience(t), "tcp", from, server.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer second.Close()
+		if err := tls.Client(second, server.ClientConfig("good.example")).HandshakeContext(testnet.Patience(t)); err != nil {
+			t.Errorf("after a denied connection from the same port: %v", err)
+		}
+	})
+}
+
 func tlsClient(conn net.Conn, name string) *tls.Conn { return tls.Client(conn, hello(name)) }
