@@ -31,6 +31,10 @@ type Capture struct {
 	raw   syscall.RawConn
 	ended chan struct{}
 
+	reading sync.Mutex    // held while the socket is read
+	buf     [1 << 17]byte // a super-packet may have 64 KiB and a header
+	oob     [512]byte
+
 	mu     sync.Mutex
 	frames []Frame
 	more   chan struct{} // closed and replaced with every frame
@@ -64,8 +68,12 @@ func (h *Host) Capture(ifname string) (*Capture, error) {
 	return c, nil
 }
 
-// Frames are the frames captured so far.
+// Frames are the frames captured so far: all that the interface has carried when
+// Frames is called.
 func (c *Capture) Frames() []Frame {
+	// What fails here fails in run too, which keeps the error; a closed socket
+	// has nothing waiting.
+	_ = c.raw.Control(func(fd uintptr) { _ = c.drain(int(fd)) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.frames[:len(c.frames):len(c.frames)]
@@ -118,13 +126,11 @@ func (c *Capture) Stop() ([]Frame, error) {
 // run reads until the deadline that Stop sets, then what is left.
 func (c *Capture) run() {
 	defer close(c.ended)
-	buf := make([]byte, 1<<17) // a super-packet may have 64 KiB and a header
-	oob := make([]byte, 512)
 	var err error
 	for err == nil {
 		var readErr error
 		err = c.raw.Read(func(fd uintptr) bool {
-			readErr = c.drain(int(fd), buf, oob)
+			readErr = c.drain(int(fd))
 			return readErr != unix.EAGAIN
 		})
 		if err == nil {
@@ -132,15 +138,15 @@ func (c *Capture) run() {
 		}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = c.last(buf, oob)
+		err = c.last()
 	}
 	c.err = errors.Join(err, c.conn.Close())
 }
 
 // last takes what is still in the socket and asks whether anything was lost.
-func (c *Capture) last(buf, oob []byte) (err error) {
+func (c *Capture) last() (err error) {
 	controlErr := c.raw.Control(func(fd uintptr) {
-		if err = c.drain(int(fd), buf, oob); err != unix.EAGAIN {
+		if err = c.drain(int(fd)); err != unix.EAGAIN {
 			return
 		}
 		var stats *unix.TpacketStats
@@ -153,20 +159,22 @@ func (c *Capture) last(buf, oob []byte) (err error) {
 }
 
 // drain reads frames until there is none; then it returns EAGAIN.
-func (c *Capture) drain(fd int, buf, oob []byte) error {
+func (c *Capture) drain(fd int) error {
+	c.reading.Lock()
+	defer c.reading.Unlock()
 	for {
-		n, oobn, _, from, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT)
+		n, oobn, _, from, err := unix.Recvmsg(fd, c.buf[:], c.oob[:], unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		f := Frame{Data: append([]byte(nil), buf[:n]...)}
+		f := Frame{Data: append([]byte(nil), c.buf[:n]...)}
 		if ll, ok := from.(*unix.SockaddrLinklayer); ok {
 			f.Out = ll.Pkttype == unix.PACKET_OUTGOING
 		}
-		if err := f.fill(oob[:oobn]); err != nil {
+		if err := f.fill(c.oob[:oobn]); err != nil {
 			return err
 		}
 		c.mu.Lock()
