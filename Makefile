@@ -87,7 +87,7 @@ demo: build ## show real packets taking both paths; needs root
 
 bench-pktbuf: ## compare pktbuf with the C library
 	@.ci/deps $(TEST_DEPS)
-	$(GO) test ./bench/pktbuf -run "^TestCompare$$$$" -v -count=1 -compare 7
+	$(GO) test ./bench/pktbuf -run '^$$' -bench '^BenchmarkCompare$$' -benchtime 1x
 
 clean: ## remove what was built and downloaded
 	rm -rf bin .cache

@@ -142,7 +142,12 @@ func mustDial(tb testing.TB, network, addr string, mark int) net.Conn {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { c.Close() })
+	tb.Cleanup(func() {
+		if tcp, ok := c.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // nothing of it comes into the next test's queue
+		}
+		c.Close()
+	})
 	return c
 }
 

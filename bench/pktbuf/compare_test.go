@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	rounds   = flag.Int("compare", 0, "measure Go and C side by side in `n` rounds, at least 5")
+	rounds   = flag.Int("rounds", 7, "measure Go and C in turn `n` times, at least 5")
 	duration = flag.Duration("each", 40*time.Millisecond, "how long to measure each thing in each round")
 )
 
@@ -232,12 +232,10 @@ func ratio(a, b []float64) float64 {
 	return median(r)
 }
 
-// TestCompare measures Go and C in turn and prints medians, ratios, allocations
-// and how they stand to what is wanted of them. It does not fail on a time.
-func TestCompare(t *testing.T) {
-	if *rounds == 0 {
-		t.Skip("measures only when asked to: -compare n")
-	}
+// BenchmarkCompare measures Go and C in turn and prints medians, ratios,
+// allocations and how they stand to what is wanted of them. It does its own
+// timing, so run it once (-benchtime 1x). It does not fail on a time.
+func BenchmarkCompare(t *testing.B) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p := mustPeer(t)

@@ -86,7 +86,7 @@ func runAll(ctx context.Context, o options, packages []string) (err error) {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			g.err = o.run1(ctx, p, g)
+			g.err = o.runTwice(ctx, p, g)
 		})
 	}
 	wg.Wait()
@@ -126,6 +126,26 @@ func (o options) guests(ctx context.Context, p *programs) ([]*guest, error) {
 		}
 	}
 	return all, nil
+}
+
+// runTwice runs one guest, and what failed there once more: an emulated machine
+// is so slow at times that packets meet timers which they never meet elsewhere.
+// What passes then is reported as such; what a machine did outside of its tests is
+// not forgiven.
+func (o options) runTwice(ctx context.Context, p *programs, g *guest) error {
+	if err := o.run1(ctx, p, g); err != nil {
+		return err
+	}
+	first, took := g.report, g.took
+	failed, ok := first.failed()
+	if !ok || len(failed) == 0 {
+		return nil
+	}
+	o.run = "^(" + strings.Join(failed, "|") + ")$"
+	err := o.run1(ctx, p, g)
+	first.settle(g.report)
+	g.report, g.took = first, took+g.took
+	return err
 }
 
 // run1 runs one guest and fills its report.

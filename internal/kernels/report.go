@@ -9,6 +9,7 @@ import (
 	"io"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -17,6 +18,7 @@ type result struct {
 	pkg, test string // test is "" for what the package did outside of any test
 	action    string // pass, fail or skip
 	output    string
+	again     bool // passed when it was run a second time
 }
 
 // report is what a guest said.
@@ -93,14 +95,47 @@ func (r *report) add(ctx context.Context, pkg string, output []byte, status stri
 		case "pass", "fail", "skip":
 			if e.Test != "" {
 				failed = failed || e.Action == "fail"
-				r.results = append(r.results, result{pkg, e.Test, e.Action, printed[e.Test]})
+				r.results = append(r.results, result{pkg: pkg, test: e.Test, action: e.Action, output: printed[e.Test]})
 			}
 		}
 	}
 	if status != "0" && !failed {
-		r.results = append(r.results, result{pkg, "", "fail", tail(output, 60) + "\nexit status " + status + "\n"})
+		r.results = append(r.results, result{pkg: pkg, action: "fail", output: tail(output, 60) + "\nexit status " + status + "\n"})
 	}
 	return nil
+}
+
+// failed names the top-level tests that failed. ok is false where something
+// failed outside of any test.
+func (r report) failed() (tests []string, ok bool) {
+	for _, res := range r.results {
+		if res.action != "fail" {
+			continue
+		}
+		if res.test == "" {
+			return nil, false
+		}
+		top, _, _ := strings.Cut(res.test, "/")
+		if !slices.Contains(tests, top) {
+			tests = append(tests, top)
+		}
+	}
+	return tests, true
+}
+
+// settle takes over from a second run what passed there.
+func (r *report) settle(second report) {
+	for i := range r.results {
+		res := &r.results[i]
+		if res.action != "fail" {
+			continue
+		}
+		for _, s := range second.results {
+			if s.pkg == res.pkg && s.test == res.test && s.action == "pass" {
+				res.action, res.again = "pass", true
+			}
+		}
+	}
 }
 
 // summary writes a line for each failure, with what the test printed, and for
@@ -109,6 +144,9 @@ func (r report) summary(w io.Writer, corpus bool) bool {
 	var passed, failed, skipped int
 	for _, res := range r.results {
 		switch {
+		case res.action == "pass" && res.again:
+			passed++
+			fmt.Fprintf(w, "%s: passed at the second try %s %s, which failed at first\n%s", r.release, res.pkg, res.test, res.output)
 		case res.action == "pass":
 			passed++
 		case res.action == "skip" && r.mayskip(res.output, corpus):

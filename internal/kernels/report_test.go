@@ -162,7 +162,7 @@ func TestRunWithoutAnyTestIsAFailure(t *testing.T) {
 
 func TestGuestsOfOneKernelAreCountedTogether(t *testing.T) {
 	one, other := kernel{release: "6.1.0"}, kernel{release: "6.12.1"}
-	pass, fail := result{"a", "TestA", "pass", ""}, result{"b", "TestB", "fail", "    the cause\n"}
+	pass, fail := result{pkg: "a", test: "TestA", action: "pass", output: ""}, result{pkg: "b", test: "TestB", action: "fail", output: "    the cause\n"}
 	guests := []*guest{
 		{kernel: one, test: testPackage{path: "a"}, report: report{results: []result{pass, pass}}, took: time.Second},
 		{kernel: one, test: testPackage{path: "b"}, report: report{results: []result{pass}}, took: time.Minute},
@@ -208,5 +208,34 @@ func TestMachineThatDoesNotStartIsAnError(t *testing.T) {
 	fakePrograms(t, map[string]string{"qemu-system-x86_64": "exit 1\n"})
 	if _, err := (machine{limit: time.Minute}).boot(context.Background()); err == nil || !strings.Contains(err.Error(), "running qemu") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestSecondTryCountsWhereItPassed(t *testing.T) {
+	first := report{release: "6.1.0", results: []result{
+		{pkg: "a", test: "TestGood", action: "pass"},
+		{pkg: "a", test: "TestSlow", action: "fail", output: "late\n"},
+		{pkg: "a", test: "TestSlow/IPv6", action: "fail"},
+		{pkg: "a", test: "TestBad", action: "fail"},
+	}}
+	if tests, ok := first.failed(); !ok || strings.Join(tests, " ") != "TestSlow TestBad" {
+		t.Errorf("failed: %v, %v", tests, ok)
+	}
+	first.settle(report{results: []result{
+		{pkg: "a", test: "TestSlow", action: "pass"}, {pkg: "a", test: "TestSlow/IPv6", action: "pass"},
+		{pkg: "a", test: "TestBad", action: "fail"},
+	}})
+	var out strings.Builder
+	if first.summary(&out, true) {
+		t.Error("a test that failed twice is forgiven")
+	}
+	for _, want := range []string{"passed at the second try a TestSlow,", "late\n", "FAIL a TestBad", "3 passed, 1 failed, 0 skipped"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing in:\n%s", want, out.String())
+		}
+	}
+	outside := report{results: []result{{pkg: "a", action: "fail"}}}
+	if _, ok := outside.failed(); ok {
+		t.Error("a failure outside of any test can be tried again")
 	}
 }

@@ -61,7 +61,12 @@ func (h *Host) MustDial(tb TB, network, address string) net.Conn {
 	if err != nil {
 		tb.Fatalf("dialling from host %s: %v", h.Name, err)
 	}
-	tb.Cleanup(func() { _ = conn.Close() })
+	tb.Cleanup(func() {
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0) // ends at once, not among a later test's packets
+		}
+		_ = conn.Close()
+	})
 	return conn
 }
 

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -236,6 +237,26 @@ func serverSees(c *testnet.Capture, match func(testnet.Packet) bool) int {
 		p, ok := testnet.Dissect(f.Data)
 		return ok && !f.Out && match(p)
 	})
+}
+
+// quiet waits until nothing is under way any more, such as the end of a
+// connection of the test before, and returns the status then.
+func (b *bench) quiet(tb testing.TB) status {
+	tb.Helper()
+	ctx := testnet.Patience(tb)
+	last := b.f.status()
+	for {
+		select {
+		case <-ctx.Done():
+			tb.Fatalf("there is always something under way: %+v", last.Kernel)
+		case <-time.After(50 * time.Millisecond):
+		}
+		s := b.f.status()
+		if slices.Equal(s.Kernel, last.Kernel) && slices.Equal(s.Hooks, last.Hooks) {
+			return s
+		}
+		last = s
+	}
 }
 
 func (b *bench) serveTLS(tb testing.TB, fam family) *testnet.TLSServer {

@@ -73,7 +73,7 @@ func TestOutput(t *testing.T) {
 	eachMode(t, twoModes, func(t *testing.T, m mode) {
 		b := newBench(t, testnet.RoutedOptions{}, hostPolicy, m.flags()...)
 		eachFamily(t, func(t *testing.T, fam family) {
-			before := b.f.status()
+			before := b.quiet(t)
 			exchange(t, b.Firewall.MustDial(t, "udp", at(fam.server, 7)), 5)
 			expect(t, before, b.f.status(), counts{
 				"tc_out pass default": 1, "tc_out pass flow": 4, "tc pass flow": 5, "* drop *": 0, "queued": 0,

@@ -47,7 +47,7 @@ func TestInspectedStreamIsQueuedOnce(t *testing.T) {
 		lan, wan := b.Firewall.MustCapture(t, b.Lan), b.Firewall.MustCapture(t, b.Wan)
 		eachFamily(t, func(t *testing.T, fam family) {
 			server := b.serveTLS(t, fam)
-			before := b.f.status()
+			before := b.quiet(t)
 			conn, err := b.Client.DialTLS(testnet.Patience(t), server.Addr.String(), server.ClientConfig("good.example"))
 			if err != nil {
 				t.Fatal(err)
