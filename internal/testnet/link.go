@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -99,7 +100,27 @@ func (h *Host) Addr(ifname string, addr netip.Prefix) error {
 	if err := h.nl.AddrAdd(link, a); err != nil {
 		return fmt.Errorf("adding %s to %s of host %s: %w", addr, ifname, h.Name, err)
 	}
-	return nil
+	return h.waitOwn(addr.Addr())
+}
+
+// waitOwn waits until the host takes packets to an address for its own. For IPv6
+// the kernel makes that route in a worker, some time after it has told of the
+// address (addrconf_dad_work), and until then drops what arrives.
+func (h *Host) waitOwn(addr netip.Addr) error {
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	end := time.Now().Add(patience)
+	for {
+		routes, err := h.nl.RouteGet(addr.AsSlice())
+		if err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("waiting for host %s to take %s for its own: routes %v: %w", h.Name, addr, routes,
+				errors.Join(err, context.DeadlineExceeded))
+		}
+		<-again.C
+	}
 }
 
 // Route sends a network by way of a gateway. The prefixes 0.0.0.0/0 and ::/0 are
