@@ -156,8 +156,8 @@ func TestInstallKeepsQueuedPackets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if k := r.Stats().Queues[0].Kernel; k.Waiting < 20 {
-		t.Errorf("%d of 20 packets are still queued", k.Waiting)
+	if k := r.Stats().Queues[0].Kernel; k.Waiting != 20 {
+		t.Errorf("%d packets are still queued, want 20", k.Waiting)
 	}
 	run()
 	for i := range 20 {
