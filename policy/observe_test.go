@@ -21,7 +21,7 @@ func TestObserve(t *testing.T) {
 	for i := range p.Rules {
 		r := &p.Rules[i]
 		for _, kind := range []NameKind{NameNone, NameSNI, NameQName} {
-			step, log := r.MatchStep(kind, []byte("www.example.com"))
+			step, log := r.MatchStep(&Sight{Kind: kind, Name: []byte("www.example.com")})
 			if r.Action != ActionInspect || step < 0 || r.Steps[step].Action != ActionAccept || !log {
 				t.Errorf("rule %s does not log and accept kind %d", r.Name, kind)
 			}

@@ -194,6 +194,8 @@ type Step struct {
 	Pos    Pos
 	SNI    NameMatch
 	QName  NameMatch
+	Host   NameMatch
+	Path   string // exact, or with a final "*" how it begins; "" matches everything
 	Action Action // accept, drop or rewrite; ActionNone logs and goes on
 	Answer netip.Addr
 	Log    bool

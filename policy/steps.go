@@ -12,20 +12,29 @@ const (
 	NameNone  NameKind = iota // nothing that has a name: neither a TLS hello nor a DNS question
 	NameSNI                   // a TLS ClientHello, its server name or, empty, that it has none
 	NameQName                 // a DNS question; the root has the empty name
+	NameHost                  // an HTTP request, its host or, empty, that it names none
 )
 
+// Sight is one thing that an inspector has seen. Its bytes are the inspector's,
+// and good until it looks at the next packet.
+type Sight struct {
+	Kind NameKind
+	Name []byte // in any case, with or without a final dot; empty where there is none
+	Path []byte // NameHost: the request's path, escapes decoded, without the query
+}
+
 // MatchStep returns the first step that decides about what was seen, or -1, and
-// whether a step up to it says log. The name is as on the wire or decoded, in
-// any case, with or without a final dot; it is empty where there is none. Where
-// no step decides, the flow stays undecided.
+// whether a step up to it says log. Where no step decides, the flow stays
+// undecided.
 //
 // A step on sni matches nothing but a TLS hello with a name in its pattern or
-// list, one on qname nothing but such a DNS question; a step without a
-// condition matches everything. MatchStep does not allocate.
-func (r *Rule) MatchStep(kind NameKind, name []byte) (step int, log bool) {
+// list, one on qname nothing but such a DNS question, one on host or path
+// nothing but such an HTTP request; a step without a condition matches
+// everything. MatchStep does not allocate.
+func (r *Rule) MatchStep(seen *Sight) (step int, log bool) {
 	for i := range r.Steps {
 		s := &r.Steps[i]
-		if !s.match(kind, name) {
+		if !s.match(seen) {
 			continue
 		}
 		log = log || s.Log
@@ -36,10 +45,22 @@ func (r *Rule) MatchStep(kind NameKind, name []byte) (step int, log bool) {
 	return -1, log
 }
 
-// match tells whether the step's condition holds for a name of the given kind.
-func (s *Step) match(kind NameKind, name []byte) bool {
-	return (s.SNI.Any() || kind == NameSNI && s.SNI.Match(name)) &&
-		(s.QName.Any() || kind == NameQName && s.QName.Match(name))
+// match tells whether the step's conditions hold for what was seen.
+func (s *Step) match(seen *Sight) bool {
+	return (s.SNI.Any() || seen.Kind == NameSNI && s.SNI.Match(seen.Name)) &&
+		(s.QName.Any() || seen.Kind == NameQName && s.QName.Match(seen.Name)) &&
+		(s.Host.Any() || seen.Kind == NameHost && s.Host.Match(seen.Name)) &&
+		(s.Path == "" || seen.Kind == NameHost && matchPath(s.Path, seen.Path))
+}
+
+// matchPath tells whether a path is the pattern, or begins with what stands in
+// front of the pattern's final "*".
+func matchPath(pattern string, path []byte) bool {
+	n := len(pattern) - 1
+	if pattern[n] == '*' {
+		return len(path) >= n && string(path[:n]) == pattern[:n]
+	}
+	return string(path) == pattern
 }
 
 // Any tells whether there is no condition on the name.

@@ -59,7 +59,7 @@ func TestMatchStep(t *testing.T) {
 		{1, NameSNI, "", -1, true},
 		{1, NameNone, "", -1, true},
 	} {
-		step, log := p.Rules[test.rule].MatchStep(test.kind, []byte(test.name))
+		step, log := p.Rules[test.rule].MatchStep(&Sight{Kind: test.kind, Name: []byte(test.name)})
 		if step != test.step || log != test.log {
 			t.Errorf("rule %d, kind %d, %q: step %d log %t, want %d %t",
 				test.rule, test.kind, test.name, step, log, test.step, test.log)
@@ -76,7 +76,7 @@ func TestMatchStepDoesNotAllocate(t *testing.T) {
 	n := testing.AllocsPerRun(100, func() {
 		for _, name := range names {
 			for kind := NameNone; kind <= NameQName; kind++ {
-				p.Rules[0].MatchStep(kind, name)
+				p.Rules[0].MatchStep(&Sight{Kind: kind, Name: name})
 			}
 		}
 	})

@@ -22,10 +22,11 @@ type dnsInspector struct {
 	msg  []byte
 	at   int // of the next question
 	left int // questions that next has not given
+	seen policy.Sight
 	name [dnsNameMax]byte
 }
 
-func (d *dnsInspector) kind() (policy.NameKind, string) { return policy.NameQName, "dns" }
+func (d *dnsInspector) kind() string { return "dns" }
 
 func (d *dnsInspector) inspect(msg []byte) outcome {
 	d.msg, d.at, d.left = msg, dnsHeaderLen, 0
@@ -52,14 +53,15 @@ func (d *dnsInspector) inspect(msg []byte) outcome {
 	return sawNames
 }
 
-func (d *dnsInspector) next() ([]byte, bool) {
+func (d *dnsInspector) next() *policy.Sight {
 	if d.left == 0 {
-		return nil, false
+		return nil
 	}
 	d.left--
 	n, at := d.readName(d.at)
 	d.at = at + 4
-	return d.name[:n], true
+	d.seen = policy.Sight{Kind: policy.NameQName, Name: d.name[:n]}
+	return &d.seen
 }
 
 // readName decodes the name at an offset into d.name and returns its length and

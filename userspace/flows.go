@@ -14,6 +14,8 @@ const (
 	// flowIdle is when an undecided flow may lose its place: a hello that takes
 	// longer starts anew.
 	flowIdle = int64(30e9)
+	// reclaimEvery bounds what looking for idle flows costs when none are.
+	reclaimEvery = int64(1e9)
 	// flowLinger is how long a decision written to the kernel half is kept for
 	// the packets that had been marked before. When the socket has not been
 	// empty since, they may still be in it, and it is kept longer.
@@ -29,6 +31,7 @@ type flow struct {
 	action  policy.Action
 	rule    int32
 	seq     uint32 // TCP: where the stream's first bytes stand
+	stream  int32  // in flows.streams, 0 where nothing is kept
 	packets int32  // seen, while undecided
 	bytes   int64  // of their payloads
 	at      int64  // last seen undecided, or decided
@@ -38,9 +41,11 @@ type flow struct {
 // Who fills it up on purpose fills up single
 // buckets only by chance, because the hash is seeded.
 type flows struct {
-	seed    maphash.Seed
-	buckets []bucket
-	used    int
+	reclaimed int64 // when idle flows were last looked for
+	streams   *streams
+	seed      maphash.Seed
+	buckets   []bucket
+	used      int
 }
 
 type bucket struct {
@@ -48,13 +53,14 @@ type bucket struct {
 	flows [ways]flow
 }
 
-// newFlows returns a table with at least n places.
-func newFlows(n int) *flows {
+// newFlows returns a table with at least n places, and room for about memory
+// bytes of the streams that wait.
+func newFlows(n, memory int) *flows {
 	size := 1
 	for size*ways < n {
 		size *= 2
 	}
-	return &flows{seed: maphash.MakeSeed(), buckets: make([]bucket, size)}
+	return &flows{streams: newStreams(memory), seed: maphash.MakeSeed(), buckets: make([]bucket, size)}
 }
 
 // place returns the one bucket where a flow can be, and its tag there.
@@ -94,25 +100,59 @@ func (t *flows) insert(k *pktbuf.Flow, now int64) *flow {
 	if victim < 0 {
 		return nil
 	}
+	f := &b.flows[victim]
 	if b.tags[victim] == 0 {
 		t.used++
+	} else {
+		t.streams.close(f.stream)
 	}
 	b.tags[victim] = tag
-	f := &b.flows[victim]
 	*f = flow{key: *k, at: now}
 	return f
 }
 
-// remove forgets a flow.
-func (t *flows) remove(k *pktbuf.Flow) {
-	b, tag := t.place(k)
-	for i, have := range b.tags {
-		if have == tag && b.flows[i].key == *k {
+// remove forgets a flow that is in the table.
+func (t *flows) remove(f *flow) {
+	b, _ := t.place(&f.key)
+	for i := range b.flows {
+		if &b.flows[i] == f {
+			t.streams.close(f.stream)
 			b.tags[i] = 0
 			t.used--
 			return
 		}
 	}
+}
+
+// keep stores bytes of an undecided flow's stream. When memory is short, flows
+// that have been idle for long give theirs back first.
+func (t *flows) keep(f *flow, at int, b []byte, now int64) error {
+	if f.stream == 0 {
+		f.stream = t.streams.open()
+	}
+	if f.stream != 0 {
+		if err := t.streams.put(f.stream, at, b); err != errNoRoom {
+			return err
+		}
+	}
+	if now-t.reclaimed < reclaimEvery {
+		return errNoRoom
+	}
+	t.reclaimed = now
+	for i := range t.buckets {
+		for n := range t.buckets[i].flows {
+			old := &t.buckets[i].flows[n]
+			if t.buckets[i].tags[n] != 0 && old != f && old.stream != 0 && now-old.at > flowIdle {
+				t.remove(old)
+			}
+		}
+	}
+	if f.stream == 0 {
+		if f.stream = t.streams.open(); f.stream == 0 {
+			return errNoRoom
+		}
+	}
+	return t.streams.put(f.stream, at, b)
 }
 
 // stale reports whether the kernel half should know a decision: all packets that

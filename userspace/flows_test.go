@@ -16,7 +16,7 @@ func keyOf(n int) *pktbuf.Flow {
 
 // TestPlacesTellFlowsApart: what differs in a flow differs in its hash.
 func TestPlacesTellFlowsApart(t *testing.T) {
-	table := newFlows(1 << 16)
+	table := newFlows(1<<16, streamMax)
 	tag := func(f pktbuf.Flow) uint32 { _, tag := table.place(&f); return tag }
 	base := pktbuf.FlowOf(clientAddr, serverAddr, 6)
 	for name, f := range map[string]pktbuf.Flow{
@@ -37,7 +37,7 @@ func TestPlacesTellFlowsApart(t *testing.T) {
 // The table against a map, with as many flows as it always has room for.
 func TestFlowsAgainstAMap(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	table := newFlows(1 << 16)
+	table := newFlows(1<<16, streamMax)
 	model := map[int]uint32{}
 	for i := range 20000 {
 		n := r.IntN(2000)
@@ -48,7 +48,7 @@ func TestFlowsAgainstAMap(t *testing.T) {
 		}
 		switch {
 		case known && r.IntN(2) == 0:
-			table.remove(keyOf(n))
+			table.remove(f)
 			delete(model, n)
 		case !known:
 			f := table.insert(keyOf(n), 1)
@@ -67,7 +67,7 @@ func TestFlowsAgainstAMap(t *testing.T) {
 // However many flows come, the table does not grow, waiting flows stay, and
 // decided ones give way.
 func TestWaitingFlowsAreNotPushedOut(t *testing.T) {
-	table := newFlows(64)
+	table := newFlows(64, streamMax)
 	waiting := 0
 	for n := range 10000 {
 		if f := table.insert(keyOf(n), int64(n)); f != nil {

@@ -17,21 +17,27 @@ const (
 	sawMalformed
 )
 
-// inspector finds names in the payload of one protocol. An inspector belongs to
-// one worker, never writes to the payload and allocates nothing.
+// inspector finds names in the bytes of one protocol. An inspector belongs to
+// one worker, never writes to the bytes and allocates nothing.
 type inspector interface {
-	// inspect looks at all of the payload. Where it returns sawNames the payload
-	// must stay as it is until the last call of next.
-	inspect(payload []byte) outcome
+	// inspect looks at a datagram, or at a stream from its first byte on. Where
+	// it returns sawNames the bytes must stay as they are until the last call of
+	// next.
+	inspect(b []byte) outcome
 
-	// next returns the names one after the other, lower case and without the
-	// final dot, each valid until the call after it. A hello without a server
-	// name gives one empty name.
-	next() (name []byte, ok bool)
+	// next returns what was seen one after the other, and then nil; each is valid
+	// until the call after it. Names are lower case and without the final dot. A
+	// hello without a server name gives one empty name.
+	next() *policy.Sight
 
-	// kind says what the names are, to steps and to people.
-	kind() (policy.NameKind, string)
+	// kind says to people what protocol it is.
+	kind() string
 }
+
+// overTCP makes an inspector of each kind that looks at streams. The file of each
+// adds itself. Which comes first does not matter: no two of them know the same
+// first bytes.
+var overTCP []func() inspector
 
 func lower(c byte) byte {
 	if 'A' <= c && c <= 'Z' {

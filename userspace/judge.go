@@ -25,7 +25,7 @@ type judge struct {
 	tally  *tally
 	flows  *flows
 	dns    inspector
-	tls    inspector
+	onTCP  []inspector // of bytes that come in streams
 
 	// The clock is read once a batch: nothing here needs it finer.
 	now   int64 // monotonic, when the batch was received
@@ -47,10 +47,12 @@ func newJudge(o *Options, t *tally) *judge {
 		o:       o,
 		policy:  o.Policy,
 		tally:   t,
-		flows:   newFlows(o.Flows),
+		flows:   newFlows(o.Flows, o.StreamMemory),
 		dns:     new(dnsInspector),
-		tls:     new(tlsInspector),
 		scratch: make([]byte, 0, payloadMax),
+	}
+	for _, make := range overTCP {
+		j.onTCP = append(j.onTCP, make())
 	}
 	for i := range o.Policy.Rules {
 		r := &o.Policy.Rules[i]
@@ -167,7 +169,7 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	}
 	switch j.view.Proto() {
 	case pktbuf.ProtoTCP:
-		return j.stream(rule)
+		return j.segment(rule)
 	case pktbuf.ProtoUDP:
 		if j.isDNS(rule) {
 			// A super-packet holds several messages and does not say where they end.
@@ -178,274 +180,4 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 		}
 	}
 	return j.unnamed(rule)
-}
-
-// isDNS reports whether a UDP packet is to be read as DNS: on DNS's port, and
-// wherever the rule asks for names in DNS questions.
-func (j *judge) isDNS(rule *policy.Rule) bool {
-	if j.flow.DstPort() == dnsPort || j.flow.SrcPort() == dnsPort {
-		return true
-	}
-	for i := range rule.Steps {
-		if !rule.Steps[i].QName.Any() {
-			return true
-		}
-	}
-	return false
-}
-
-// stream judges a TCP packet. The name is taken from a hello at the start of
-// what is seen of the flow. A flow that starts otherwise has no name; bytes
-// behind an unfinished hello are more of it, never a new start.
-func (j *judge) stream(rule *policy.Rule) (policy.Action, Reason) {
-	tcp := j.view.TCP()
-	if tcp == nil {
-		return j.malformed()
-	}
-	// What the receiver will discard must not decide for it. Such a packet
-	// decides nothing itself either: anybody can send one.
-	if j.pkt.skbInfo&(skbUnfinished|skbUnverified) == skbUnverified && j.view.CheckTransport() == pktbuf.ChecksumBad {
-		return j.malformed()
-	}
-	f := j.flows.find(&j.flow)
-	syn := tcp.Flags()&pktbuf.FlagSYN != 0
-	if f != nil && syn {
-		j.flows.remove(&j.flow)
-		f = nil
-	}
-	stale := f != nil && f.stale(j.now, j.empty)
-	if stale {
-		// The kernel half should have kept this packet. It has lost the
-		// flow, or knows it under another address: tell it again.
-		f.kept = true
-	}
-	payload := j.view.Payload()
-	if len(payload) == 0 {
-		// The kernel half queues none of these. Where somebody else does, a
-		// connection must be able to come about before it can be judged.
-		if f != nil && f.decided {
-			return f.action, f.reason
-		}
-		return policy.ActionAccept, ReasonMore
-	}
-	seq := tcp.Seq()
-	if syn {
-		seq++ // a SYN with data takes one number itself
-	}
-	got := j.tls.inspect(payload)
-	if f != nil && f.decided {
-		// A hello elsewhere in the stream is a new connection on the old ports,
-		// or meant to look like one. It is judged, but a drop stands, unless
-		// the kernel half has let a new connection begin since.
-		// Handshake bytes only: the accepted flow's own next flight may begin with
-		// other records, and is more of nothing.
-		again := got == sawNames || got != sawNone && payload[0] == tlsHandshake
-		if !again || seq == f.seq || f.action == policy.ActionDrop && !stale {
-			return j.again(f)
-		}
-		j.flows.remove(&j.flow)
-		f = nil
-	}
-	if f != nil && seq != f.seq {
-		got = sawMore
-	}
-	switch got {
-	case sawMore:
-		return j.wait(rule, f, seq, len(payload))
-	case sawMalformed:
-		return j.decide(f, seq, j.policy.Failure.Malformed, ReasonMalformed)
-	}
-	queued := 1 // the packets that were let through to get here, and this one
-	if f != nil {
-		queued += int(f.packets)
-	}
-	r := j.steps(rule, j.tls, got)
-	if got == sawNames {
-		j.report(&r, j.tls, payload, queued)
-	}
-	return j.decide(f, seq, r.action, r.reason)
-}
-
-// unnamed judges a packet of a protocol without an inspector.
-func (j *judge) unnamed(rule *policy.Rule) (policy.Action, Reason) {
-	f := j.flows.find(&j.flow)
-	if f != nil && f.stale(j.now, j.empty) {
-		j.flows.remove(&j.flow)
-		f = nil
-	}
-	if f != nil {
-		return j.again(f)
-	}
-	r := j.steps(rule, nil, sawNone)
-	return j.decide(nil, 0, r.action, r.reason)
-}
-
-// datagram judges a DNS message. Each is judged by itself, and the flow stays as
-// it is: the next question may be another one.
-func (j *judge) datagram(rule *policy.Rule) (policy.Action, Reason) {
-	msg := j.view.Payload()
-	got := j.dns.inspect(msg)
-	if got == sawMalformed {
-		return j.malformed()
-	}
-	r := j.steps(rule, j.dns, got)
-	response := dnsIsResponse(msg)
-	if got == sawNames && !response {
-		j.report(&r, j.dns, msg, 1)
-	}
-	if r.action != policy.ActionRewrite {
-		return r.action, r.reason
-	}
-	if !response {
-		if j.pkt.hook == hookLocalIn {
-			// The host itself will answer, and no hook of ours sees that.
-			return j.policy.Failure.Undecided, ReasonUndecided
-		}
-		return policy.ActionAccept, r.reason // its response will be rewritten
-	}
-	// Built aside: what is taken over lies in the packet that is overwritten.
-	changed, err := rewriteDNS(j.scratch, msg, rule.Steps[r.step].Answer)
-	if err != nil || j.view.HeaderLen()+len(changed) > payloadMax {
-		return j.malformed()
-	}
-	if err := j.view.ReplacePayload(0, j.view.PayloadLen(), changed); err != nil {
-		return j.malformed()
-	}
-	return policy.ActionRewrite, r.reason
-}
-
-// ruling is what a rule's steps say.
-type ruling struct {
-	action policy.Action
-	reason Reason
-	step   int // -1 where none decided
-	log    bool
-}
-
-// strictness orders actions: of several names the strictest ruling holds.
-func strictness(a policy.Action) int {
-	switch a {
-	case policy.ActionDrop:
-		return 3
-	case policy.ActionRewrite:
-		return 2
-	}
-	return 1
-}
-
-// steps applies the rule's steps to the names that an inspector saw.
-func (j *judge) steps(rule *policy.Rule, in inspector, got outcome) ruling {
-	if got != sawNames {
-		return j.step(rule, policy.NameNone, nil)
-	}
-	kind, _ := in.kind()
-	var all ruling
-	for name, ok := in.next(); ok; name, ok = in.next() {
-		r := j.step(rule, kind, name)
-		r.log = r.log || all.log
-		if all.reason != 0 && strictness(r.action) <= strictness(all.action) {
-			all.log = r.log
-			continue
-		}
-		all = r
-	}
-	return all
-}
-
-// step applies the rule's steps to one name. Where none decides, the policy's
-// word is failure.undecided, and not that the packet waits for more: there is
-// nothing more to see.
-func (j *judge) step(rule *policy.Rule, kind policy.NameKind, name []byte) ruling {
-	step, log := rule.MatchStep(kind, name)
-	if step < 0 {
-		return ruling{j.policy.Failure.Undecided, ReasonUndecided, step, log}
-	}
-	return ruling{rule.Steps[step].Action, ReasonStep, step, log}
-}
-
-// report tells Options.Seen each name. It allocates, and is not called without
-// a listener.
-func (j *judge) report(r *ruling, in inspector, payload []byte, queued int) {
-	if j.o.Seen == nil || in.inspect(payload) != sawNames {
-		return
-	}
-	_, kind := in.kind()
-	for name, ok := in.next(); ok; name, ok = in.next() {
-		j.o.Seen(Sighting{
-			Flow:   j.flow,
-			Kind:   kind,
-			Name:   string(name),
-			Rule:   j.rule,
-			Action: r.action,
-			Reason: r.reason,
-			Log:    r.log,
-			Queued: queued,
-		})
-	}
-}
-
-// wait lets a packet pass whose flow cannot be decided yet, within the budget.
-func (j *judge) wait(rule *policy.Rule, f *flow, seq uint32, n int) (policy.Action, Reason) {
-	if f == nil {
-		if f = j.flows.insert(&j.flow, j.now); f == nil {
-			if j.policy.Failure.Overload == policy.Open {
-				return policy.ActionAccept, ReasonOverload
-			}
-			return policy.ActionDrop, ReasonOverload
-		}
-		f.seq = seq
-	}
-	// A super-packet is one packet of the budget, but all its bytes count.
-	f.packets++
-	f.bytes += int64(n)
-	f.at = j.now
-	if int(f.packets) >= rule.Until.Packets || f.bytes >= int64(rule.Until.Bytes) {
-		return j.decide(f, f.seq, j.policy.Failure.Undecided, ReasonUndecided)
-	}
-	return policy.ActionAccept, ReasonMore
-}
-
-// decide decides the flow. The decision is remembered for packets of the flow
-// that are queued already; where there is no room they are judged again.
-func (j *judge) decide(f *flow, seq uint32, action policy.Action, reason Reason) (policy.Action, Reason) {
-	if action != policy.ActionAccept {
-		action = policy.ActionDrop // a rewrite is for single packets
-	}
-	if f == nil {
-		f = j.flows.insert(&j.flow, j.now)
-	}
-	// Written down before it is told: when telling panics, the packets behind
-	// this one still follow the decision.
-	if f != nil {
-		*f = flow{
-			key: f.key, decided: true, kept: true, reason: reason, action: action,
-			rule: int32(j.rule), seq: seq, at: j.now,
-		}
-	}
-	if known := j.tell(j.rule, action, reason); f != nil {
-		f.kept = !known
-	}
-	return action, reason
-}
-
-// again applies a decision to a further packet of its flow.
-func (j *judge) again(f *flow) (policy.Action, Reason) {
-	if f.kept && j.o.Decided != nil && j.tell(int(f.rule), f.action, f.reason) {
-		f.kept, f.at = false, j.now
-	}
-	return f.action, f.reason
-}
-
-// tell hands a decision over and reports whether the kernel half knows it now.
-func (j *judge) tell(rule int, action policy.Action, reason Reason) bool {
-	j.tally.count(countDecided)
-	if j.o.Decided == nil {
-		return false
-	}
-	known := originalFlow(j.flow, j.pkt.ct, j.pkt.ctInfo)
-	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Reason: reason}); err != nil {
-		j.tally.count(countDecidedErrors)
-		return false
-	}
-	return true
 }

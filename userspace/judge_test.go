@@ -146,7 +146,7 @@ func TestUnfinishedHelloRunsIntoTheBudget(t *testing.T) {
 			}
 		}
 		// until: 4 packets
-		if got := w.judged(t, 0, tcpPacket(31, whole[30:])); got != accept {
+		if got := w.judged(t, 0, tcpPacket(31, whole[30:40])); got != accept {
 			t.Errorf("%s: the last packet was accepted: %v", undecided, got)
 		}
 		if len(w.decisions) != 1 || w.decisions[0].Reason != ReasonUndecided || len(w.sightings) != 0 {
@@ -272,7 +272,7 @@ func TestBareAcksPassUndecided(t *testing.T) {
 func TestFullTableIsOverload(t *testing.T) {
 	for setting, accept := range map[string]bool{"overload: open": true, "overload: closed": false} {
 		w := newTester(t, setting, tlsRule)
-		w.judge.flows = newFlows(ways)
+		w.judge.flows = newFlows(ways, streamMax)
 		part := hello(sni("good.example"))[:30]
 		segment := func(port int, b []byte) []byte {
 			src := netip.AddrPortFrom(clientAddr.Addr(), uint16(port))
@@ -487,7 +487,7 @@ func (panicking) inspect(b []byte) outcome { _ = b[len(b)]; return sawNone }
 func TestPanicIsMalformed(t *testing.T) {
 	for setting, accept := range map[string]bool{"malformed: accept": true, "malformed: drop": false} {
 		w := newTester(t, setting, tlsRule)
-		w.judge.tls = panicking{}
+		w.judge.onTCP = []inspector{panicking{}}
 		for range 3 {
 			if w.judged(t, 0, tcpPacket(1, []byte("x"))) != accept {
 				t.Errorf("%s does not hold", setting)

@@ -46,11 +46,17 @@ type Options struct {
 	QueueLength  int // packets that may wait for a verdict, per queue; 0: 8192
 	SocketBuffer int // bytes of them that may wait to be received, per queue; 0: 32 MiB
 	Flows        int // flows that a worker can remember; 0: 8192
+	StreamMemory int // bytes that a worker keeps of streams which one packet does not decide; 0: 4 MiB
 
 	// Decided receives each flow's decision, on the worker that made it. An
 	// error is counted; the verdict is sent all the same, and Decided is called
 	// again with the flow's next packet.
 	Decided func(Decision) error
+
+	// Start, if not nil, says at which sequence number a TCP flow's first byte
+	// stands, where that is known; the flow is as in Decision. Without it the
+	// first segment with payload that comes is taken for the first of the stream.
+	Start func(pktbuf.Flow) (seq uint32, ok bool)
 
 	// Seen, if not nil, is told each name seen, on the worker that saw it.
 	Seen func(Sighting)
@@ -84,6 +90,7 @@ const (
 	defaultQueueLength  = 8192
 	defaultSocketBuffer = 32 << 20
 	defaultFlows        = 8192
+	defaultStreamMemory = 4 << 20
 
 	maxQueues = 256 // each costs a thread and some megabytes
 )
@@ -115,6 +122,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"queue length", &o.QueueLength, 1, 1 << 30, defaultQueueLength},
 		{"socket buffer", &o.SocketBuffer, 1 << 12, 1 << 30, defaultSocketBuffer},
 		{"flows", &o.Flows, ways, 1 << 24, defaultFlows},
+		{"stream memory", &o.StreamMemory, streamMax, 1 << 30, defaultStreamMemory},
 	} {
 		if *f.value == 0 {
 			*f.value = f.byDefault

@@ -22,35 +22,46 @@ const (
 	tlsNameMax       = 255
 )
 
+func init() { overTCP = append(overTCP, func() inspector { return new(tlsInspector) }) }
+
 // tlsInspector finds the server name in a ClientHello that starts at the first
 // byte it is shown, or behind records that a server would pass over. What follows
-// the hello is ignored. The hello may be cut into
-// several records, as long as all of them are there.
+// the hello is ignored. The hello may be cut into any number of records.
 type tlsInspector struct {
-	given  bool
-	name   []byte
-	buf    [tlsNameMax]byte
+	helloNames
 	joined [tlsHelloMax]byte // a hello taken out of several records
 }
 
-func (t *tlsInspector) kind() (policy.NameKind, string) { return policy.NameSNI, "tls" }
-
-func (t *tlsInspector) next() ([]byte, bool) {
-	if t.given {
-		return nil, false
-	}
-	t.given = true
-	return t.name, true
-}
+func (t *tlsInspector) kind() string { return "tls" }
 
 func (t *tlsInspector) inspect(b []byte) outcome {
-	t.given, t.name = true, nil
 	hello, got := t.hello(b)
 	if got != sawNames {
+		t.left = false
 		return got
 	}
+	return t.read(hello)
+}
+
+// helloNames gives the name in a ClientHello, whatever carried it.
+type helloNames struct {
+	left bool // next has not given it
+	seen policy.Sight
+	buf  [tlsNameMax]byte
+}
+
+func (h *helloNames) next() *policy.Sight {
+	if !h.left {
+		return nil
+	}
+	h.left = false
+	return &h.seen
+}
+
+// read looks at a whole ClientHello, without its message header.
+func (h *helloNames) read(hello []byte) outcome {
 	host, got := serverName(hello)
-	if got != sawNames {
+	if h.left = got == sawNames; !h.left {
 		return got
 	}
 	// RFC 6066 gives host names without a final dot; servers take both.
@@ -58,9 +69,9 @@ func (t *tlsInspector) inspect(b []byte) outcome {
 		host = host[:n-1]
 	}
 	for i, c := range host {
-		t.buf[i] = lower(c)
+		h.buf[i] = lower(c)
 	}
-	t.given, t.name = false, t.buf[:len(host)]
+	h.seen = policy.Sight{Kind: policy.NameSNI, Name: h.buf[:len(host)]}
 	return sawNames
 }
 

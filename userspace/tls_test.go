@@ -78,8 +78,8 @@ func see(in inspector, b []byte) (outcome, []string) {
 	got := in.inspect(b)
 	var names []string
 	if got == sawNames {
-		for name, ok := in.next(); ok; name, ok = in.next() {
-			names = append(names, string(name))
+		for seen := in.next(); seen != nil; seen = in.next() {
+			names = append(names, string(seen.Name))
 		}
 	}
 	return got, names
@@ -211,7 +211,7 @@ func TestDuplicateServerNameStaysMalformed(t *testing.T) {
 		if got := in.inspect(twice); got != sawMalformed {
 			t.Fatal(got)
 		}
-		if _, ok := in.next(); ok {
+		if in.next() != nil {
 			t.Fatal("a malformed hello gives a name")
 		}
 		if got := in.inspect(good); got != sawNames {

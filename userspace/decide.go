@@ -1,0 +1,132 @@
+package userspace
+
+import "github.com/hybridfw/hybridfw/policy"
+
+// ruling is what a rule's steps say.
+type ruling struct {
+	action policy.Action
+	reason Reason
+	step   int // -1 where none decided
+	log    bool
+}
+
+// strictness orders actions: of several names the strictest ruling holds.
+func strictness(a policy.Action) int {
+	switch a {
+	case policy.ActionDrop:
+		return 3
+	case policy.ActionRewrite:
+		return 2
+	}
+	return 1
+}
+
+// steps applies the rule's steps to all that an inspector saw.
+func (j *judge) steps(rule *policy.Rule, in inspector, got outcome) ruling {
+	if got != sawNames {
+		return j.step(rule, &sawNothing)
+	}
+	var all ruling
+	for seen := in.next(); seen != nil; seen = in.next() {
+		r := j.step(rule, seen)
+		r.log = r.log || all.log
+		if all.reason != 0 && strictness(r.action) <= strictness(all.action) {
+			all.log = r.log
+			continue
+		}
+		all = r
+	}
+	return all
+}
+
+var sawNothing policy.Sight
+
+// step applies the rule's steps to one sight. Where none decides, the policy's
+// word is failure.undecided, and not that the packet waits for more: there is
+// nothing more to see.
+func (j *judge) step(rule *policy.Rule, seen *policy.Sight) ruling {
+	step, log := rule.MatchStep(seen)
+	if step < 0 {
+		return ruling{j.policy.Failure.Undecided, ReasonUndecided, step, log}
+	}
+	return ruling{rule.Steps[step].Action, ReasonStep, step, log}
+}
+
+// report tells Options.Seen each name. It allocates, and is not called without
+// a listener.
+func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
+	if j.o.Seen == nil || in.inspect(b) != sawNames {
+		return
+	}
+	for seen := in.next(); seen != nil; seen = in.next() {
+		j.o.Seen(Sighting{
+			Flow:   j.flow,
+			Kind:   in.kind(),
+			Name:   string(seen.Name),
+			Rule:   j.rule,
+			Action: r.action,
+			Reason: r.reason,
+			Log:    r.log,
+			Queued: queued,
+		})
+	}
+}
+
+// wait lets a packet of n bytes pass whose flow cannot be decided yet, within the
+// budget and as long as it is not the last one.
+func (j *judge) wait(rule *policy.Rule, f *flow, n int, last bool) (policy.Action, Reason) {
+	// A super-packet is one packet of the budget, but all its bytes count.
+	f.packets++
+	f.bytes += int64(n)
+	f.at = j.now
+	if last || int(f.packets) >= rule.Until.Packets || f.bytes >= int64(rule.Until.Bytes) {
+		return j.decide(f, f.seq, j.policy.Failure.Undecided, ReasonUndecided)
+	}
+	return policy.ActionAccept, ReasonMore
+}
+
+// decide decides the flow. The decision is remembered for packets of the flow
+// that are queued already; where there is no room they are judged again.
+func (j *judge) decide(f *flow, seq uint32, action policy.Action, reason Reason) (policy.Action, Reason) {
+	if action != policy.ActionAccept {
+		action = policy.ActionDrop // a rewrite is for single packets
+	}
+	if f == nil {
+		f = j.flows.insert(&j.flow, j.now)
+	}
+	// Written down before it is told: when telling panics, the packets behind
+	// this one still follow the decision.
+	if f != nil {
+		j.flows.streams.close(f.stream)
+		*f = flow{
+			key: f.key, decided: true, kept: true, reason: reason, action: action,
+			rule: int32(j.rule), seq: seq, at: j.now,
+		}
+	}
+	if known := j.tell(j.rule, action, reason); f != nil {
+		f.kept = !known
+	}
+	return action, reason
+}
+
+// again applies a decision to a further packet of its flow.
+func (j *judge) again(f *flow) (policy.Action, Reason) {
+	if f.kept && j.o.Decided != nil && j.tell(int(f.rule), f.action, f.reason) {
+		f.kept, f.at = false, j.now
+	}
+	return f.action, f.reason
+}
+
+// tell hands a decision over and reports whether the kernel half knows it now.
+func (j *judge) tell(rule int, action policy.Action, reason Reason) bool {
+	j.tally.count(countDecided)
+	if j.o.Decided == nil {
+		return false
+	}
+	known := originalFlow(j.flow, j.pkt.ct, j.pkt.ctInfo)
+	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Reason: reason}); err != nil {
+		j.tally.count(countDecidedErrors)
+		return false
+	}
+	return true
+}
