@@ -123,17 +123,17 @@ static __always_inline __u8 zone_of(__u32 ifindex)
 	return zone ? *zone : ZONE_NONE;
 }
 
-// zone_out asks the kernel where it would send an incoming packet. Without a
+// zone_out asks the kernel where it would send a packet that came in there. Without a
 // route the answer is the same as for this host's own addresses: the packet is
 // judged as one to the host, and the stack drops it if the policy does not.
-static __always_inline __u8 zone_out(struct __sk_buff *skb, const struct packet *p)
+static __always_inline __u8 zone_out(struct __sk_buff *skb, const struct packet *p, __u32 in)
 {
 	struct bpf_fib_lookup fib = {
 		.family = p->family == 4 ? AF_INET : AF_INET6,
 		.l4_protocol = p->proto,
 		.sport = p->sport,
 		.dport = p->dport,
-		.ifindex = skb->ifindex,
+		.ifindex = in,
 	};
 
 	if (p->family == 4) {

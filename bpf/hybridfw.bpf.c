@@ -5,6 +5,8 @@
 #include "parse.h"
 #include "classify.h"
 #include "flow.h"
+#include "reload.h"
+#include "way.h"
 #include <linux/pkt_cls.h>
 
 enum {
@@ -16,12 +18,6 @@ struct judgement {
 	__u8 verdict; // enum verdict
 	__u8 reason;  // enum reason
 	__u16 mark;   // VERDICT_QUEUE: the mark field
-};
-
-// Where a packet comes from and goes to, as rules see it.
-struct way {
-	__u8 from;
-	__u8 to;
 };
 
 static __always_inline struct judgement judged(__u8 verdict, __u8 reason)
@@ -68,44 +64,21 @@ static __always_inline struct judgement judge_flow(const struct packet *p, const
 	return by_action(f->action, REASON_FLOW);
 }
 
-static __always_inline __u8 default_action(struct way way)
-{
-	if (way.from == ZONE_HOST)
-		return default_output;
-	return way.to == ZONE_HOST ? default_input : default_forward;
-}
-
-// find_rule is the first rule that matches. Where skb is given the zone out is not
-// known yet: the route is asked for only where it matters.
-static __always_inline __u64 find_rule(struct __sk_buff *skb, const struct packet *p,
-				       struct way *way)
-{
-	struct sets s;
-	__u64 n;
-
-	if (!find_sets(p, source_number(p), &s))
-		return RULE_NONE; // cannot be: every number has its set
-	if (!skb)
-		return first_match(&s, way->from, way->to);
-	n = first_match(&s, way->from, ANY_ZONE);
-	if (n >= MAX_RULES) {
-		if (default_input != default_forward)
-			way->to = zone_out(skb, p);
-	} else if (!rule_at(n)->any_zone) {
-		way->to = zone_out(skb, p);
-		n = first_match(&s, way->from, way->to);
-	}
-	return n;
-}
-
 // judge_new judges a packet of a flow that has no entry, and makes the entry
 // where the flow may go on.
-static __always_inline struct judgement judge_new(struct __sk_buff *skb, const struct packet *p,
+static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct packet *p,
 						  const struct flow_id *id, struct way way,
 						  __u64 now)
 {
+	__u32 in = way.in ? way.in : skb->ingress_ifindex;
 	__u64 n = find_rule(skb, p, &way);
-	struct flow f = {.rule = n, .origin = id->sender, .last_seen = now};
+	struct flow f = {
+		.rule = n,
+		.origin = id->sender,
+		.last_seen = now,
+		.generation = generation,
+		.in = in,
+	};
 	__u8 reason = REASON_RULE;
 
 	if (n >= MAX_RULES) {
@@ -213,27 +186,38 @@ static __always_inline int read_skb(struct __sk_buff *skb, struct packet *p)
 	return parsed;
 }
 
+// related is the verdict on an ICMP error about a known flow, or VERDICT_COUNT. It
+// goes to the sender of what it quotes: otherwise one known flow would open the way
+// to every host. Global, for its stack.
+__noinline int related(struct __sk_buff *skb, struct packet *p)
+{
+	struct packet quoted = {};
+	struct flow_id id;
+
+	if (!p)
+		return VERDICT_COUNT;
+	bpf_skb_pull_data(skb, skb->len < PULL ? skb->len : PULL);
+	if (parse_quoted(skb, p->l4 + 8, &quoted) != PARSED || quoted.later_fragment ||
+	    !is_same(quoted.src, p->dst))
+		return VERDICT_COUNT;
+	flow_of(&quoted, &id);
+	struct flow *f = find_flow(&quoted, &id, bpf_ktime_get_coarse_ns());
+	if (!f)
+		return VERDICT_COUNT;
+	// Where an older policy has judged the flow its word stands until the flow's
+	// own next packet.
+	return f->action == ACTION_DROP ? VERDICT_DROP : VERDICT_PASS;
+}
+
 // judge_icmp judges what has a meaning of its own: errors about known flows, and
-// what must not be dropped. It returns false for the rest. An error goes to the
-// sender of what it quotes: otherwise one known flow would open the way to every
-// host.
-static __always_inline bool judge_icmp(struct __sk_buff *skb, const struct packet *p, __u64 now,
-				       struct judgement *j)
+// what must not be dropped. It returns false for the rest.
+static __always_inline bool judge_icmp(struct __sk_buff *skb, struct packet *p, struct judgement *j)
 {
 	if (is_icmp_error(p)) {
-		struct packet quoted = {};
-		struct flow_id id;
-		struct flow *f = NULL;
+		int verdict = related(skb, p);
 
-		bpf_skb_pull_data(skb, skb->len < PULL ? skb->len : PULL);
-		if (parse_quoted(skb, p->l4 + 8, &quoted) == PARSED && !quoted.later_fragment &&
-		    is_same(quoted.src, p->dst)) {
-			flow_of(&quoted, &id);
-			f = find_flow(&quoted, &id, now);
-		}
-		if (f) {
-			*j = judged(f->action == ACTION_DROP ? VERDICT_DROP : VERDICT_PASS,
-				    REASON_RELATED);
+		if (verdict == VERDICT_PASS || verdict == VERDICT_DROP) {
+			*j = judged(verdict, REASON_RELATED);
 			return true;
 		}
 	}
@@ -262,7 +246,7 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 		return unparsed(parsed);
 	if (p->later_fragment)
 		return judge_later_fragment(p);
-	if (judge_icmp(skb, p, now, &j))
+	if (judge_icmp(skb, p, &j))
 		return j;
 
 	flow_of(p, &id);
@@ -271,16 +255,18 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 	// let the packet come in may have been another process, or nobody.
 	bool only_left = f && f->via && id.sender == f->origin;
 	if (f && !only_left && !starts_flow(p)) {
+		if (f->generation != generation && is_stale(f))
+			rejudge(skb, p, f, id.sender, skb->ifindex);
 		refresh(f, now);
 		account(f, id.sender, p);
 		j = judge_flow(p, f, id.sender);
 	} else {
-		struct way way = {.from = zone_of(skb->ifindex)};
+		struct way way = {.from = zone_of(skb->ifindex), .in = skb->ifindex};
 
 		j = judge_new(skb, p, &id, way, now);
 		// Then its replies have nothing to answer. From another zone it is
 		// not the packet that left.
-		if (only_left && j.verdict == VERDICT_DROP && f->via == way.from)
+		if (only_left && j.verdict == VERDICT_DROP && zone_of(f->in) == way.from)
 			bpf_map_delete_elem(&flows, &id.key);
 	}
 	return p->fragment ? remember_fragment(p, j) : j;
@@ -298,12 +284,14 @@ static __always_inline struct judgement follow(struct __sk_buff *skb, const stru
 		.origin = id->sender,
 		.via = via,
 		.last_seen = now,
+		.generation = generation,
+		.in = skb->ingress_ifindex,
 	};
 
 	// The user-space half leaves the rule's number on a packet whose replies it
 	// wants.
 	f.mark = (skb->mark & mark_mask & ~judged_bit) >> mark_shift;
-	if (skb->mark & judged_bit && f.mark >= MARK_INSPECT) {
+	if (skb->mark & judged_bit && has_meaning(f.mark, generation)) {
 		f.action = ACTION_INSPECT;
 		f.replies = 1;
 	} else {
@@ -318,7 +306,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 {
 	int parsed = read_skb(skb, p);
 	__u64 now = bpf_ktime_get_coarse_ns();
-	struct way way = {ZONE_HOST, zone_of(skb->ifindex)};
+	struct way way = {.from = ZONE_HOST, .to = zone_of(skb->ifindex)};
 	bool guarded = false; // judged already, by fw_tc
 	struct judgement j;
 	struct flow_id id;
@@ -331,16 +319,20 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		return unparsed(parsed);
 	if (p->later_fragment)
 		return guarded ? judged(VERDICT_PASS, REASON_FORWARDED) : judge_later_fragment(p);
-	if (judge_icmp(skb, p, now, &j))
+	if (judge_icmp(skb, p, &j))
 		return j;
 
 	flow_of(p, &id);
 	struct flow *f = find_flow(p, &id, now);
+	bool stale = f && f->generation != generation && is_stale(f);
+	if (stale && !starts_flow(p))
+		rejudge(skb, p, f, id.sender, skb->ingress_ifindex);
 	if (f && f->action == ACTION_DROP && !starts_flow(p))
 		return judged(VERDICT_DROP, REASON_FLOW);
 	if (guarded) {
-		// A connection that begins anew has nothing of the dropped one's.
-		if (!f || f->action == ACTION_DROP)
+		// A connection that begins anew has nothing of the dropped one's. A
+		// judged packet says anew whether its replies are wanted.
+		if (!f || f->action == ACTION_DROP || (stale && f->via && id.sender == f->origin))
 			return follow(skb, &id, way.from, now);
 		refresh(f, now);
 		return judged(VERDICT_PASS, REASON_FORWARDED);
@@ -351,7 +343,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		// Nothing can be queued any more behind the last hook.
 		j = judged(VERDICT_PASS, REASON_FLOW);
 	} else {
-		j = judge_new(NULL, p, &id, way, now);
+		j = judge_new(skb, p, &id, way, now);
 	}
 	return p->fragment ? remember_fragment(p, j) : j;
 }
@@ -405,7 +397,7 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 	flow_of(p, &id);
 	struct flow *f = find_flow(p, &id, bpf_ktime_get_coarse_ns());
 	if (f && !starts_flow(p)) {
-		if (f->action != ACTION_DROP)
+		if (f->action != ACTION_DROP || is_stale(f))
 			return judged(VERDICT_PASS, REASON_NEXT);
 		return judged(VERDICT_DROP, REASON_FLOW);
 	}
@@ -454,10 +446,15 @@ int fw_decide(struct decision *d)
 	struct flow *f = bpf_map_lookup_elem(&flows, &key);
 
 	if (f) {
+		// A newer policy has judged the flow by another rule: its word stands.
+		if (f->generation == d->generation && !f->via && f->mark != d->mark &&
+		    f->decided_by != d->decided_by)
+			return 0;
 		f->rule = d->rule;
 		f->mark = 0;
 		f->replies = 0;
 		f->via = 0;
+		f->decided_by = d->decided_by;
 		f->action = d->action;
 		return 0;
 	}
@@ -466,6 +463,10 @@ int fw_decide(struct decision *d)
 		.rule = d->rule,
 		.action = d->action,
 		.origin = d->origin,
+		// Where the rule is older than the policy, the flow is judged again.
+		.generation = d->since,
+		.in = IN_UNKNOWN,
+		.decided_by = d->decided_by,
 	};
 	return bpf_map_update_elem(&flows, &key, &fresh, BPF_ANY);
 }

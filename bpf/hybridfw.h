@@ -10,12 +10,14 @@
 enum limits {
 	MAX_RULES = 4096,    // one bit each in a rule set
 	MAX_WORDS = 64,	     // of a rule set
+	MAX_MARKS = 8192,    // values of the mark field for rules: of two policies' worth of them
 	SET_EARLY = 1 << 30, // flag beside a set's number
 	MAX_PORT = 65536,    // index of "no ports" in the port tables
 	MAX_FLAGS = 256,     // index of "no TCP flags" in the flag table
 	MAX_EXT_HEADERS = 8, // IPv6 extension headers walked
 	MAX_VLAN_TAGS = 2,   // tags walked in the frame
-	RULE_NONE = 0xffff,  // no rule: a default or a built-in decided
+	IN_UNKNOWN = 0x7fffffff, // in flow.in: nobody knows; no ifindex
+	RULE_NONE = 0xffff,	 // no rule: a default or a built-in decided
 };
 
 enum zone_id {
@@ -81,14 +83,18 @@ struct flow {
 	__u64 last_seen;  // CLOCK_MONOTONIC_COARSE, ns, to about a second
 	__u64 packets[2]; // by sender: endpoint 0, endpoint 1 of the key
 	__u64 bytes[2];
-	__u16 rule;   // index into Policy.Rules, or RULE_NONE
-	__u16 mark;   // ACTION_INSPECT: the mark field, else 0
-	__u8 action;  // enum action
-	__u8 origin;  // the endpoint that sent the first packet: 0 or 1
-	__u8 replies; // ACTION_INSPECT: replies are uncertain too
-	__u8 via;     // made when its packet left, not judged: the zone it came from, else 0
+	__u16 rule;	  // index into Policy.Rules, or RULE_NONE
+	__u16 mark;	  // ACTION_INSPECT: the mark field, else 0
+	__u8 action;	  // enum action
+	__u8 origin;	  // the endpoint that sent the first packet: 0 or 1
+	__u8 replies;	  // ACTION_INSPECT: replies are uncertain too
+	__u8 via;	  // made when its packet left, not judged: the zone it came from, else 0
+	__u32 generation; // of the policy that judged it
+	__u32 decided_by; // id of the inspecting rule whose steps decided it, else 0
+	__u32 in;	  // where its first packet came in: ifindex; 0: nowhere, it is the host's
+	__u32 pad;
 };
-_Static_assert(sizeof(struct flow) == 48, "flow");
+_Static_assert(sizeof(struct flow) == 64, "flow");
 
 struct fragment_key {
 	__u8 src[16];
@@ -121,9 +127,10 @@ struct rule {
 	__u8 action;
 	__u8 replies;  // ACTION_INSPECT: replies are uncertain too
 	__u8 any_zone; // asks for no zone out
-	__u8 pad;
+	__u8 pad[3];
+	__u32 id; // ACTION_INSPECT: of the rule's text, the same in every policy that has it
 };
-_Static_assert(sizeof(struct rule) == 6, "rule");
+_Static_assert(sizeof(struct rule) == 12, "rule");
 
 // The argument of fw_decide.
 struct decision {
@@ -131,6 +138,11 @@ struct decision {
 	__u16 rule;
 	__u8 action;
 	__u8 origin; // for a flow without an entry
-	__u8 pad[4];
+	__u16 mark;  // the mark field of the rule that decided
+	__u16 pad;
+	__u32 decided_by; // its id
+	__u32 since;	  // the first generation in which the mark stood for this rule
+	__u32 generation; // of the policy in force
+	__u32 pad2;
 };
-_Static_assert(sizeof(struct decision) == 48, "decision");
+_Static_assert(sizeof(struct decision) == 64, "decision");

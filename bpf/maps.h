@@ -16,6 +16,10 @@ const volatile enum action default_output;
 const volatile enum action on_malformed;
 const volatile enum action on_midstream;
 const volatile struct rule rules[MAX_RULES];
+const volatile __u32 generation; // of the policy; each that replaces another has the next
+// By mark field: the first generation in which it stood for the rule that it
+// stands for now; 0 where it stands for none.
+const volatile __u32 mark_since[MAX_MARKS];
 
 // Classification. A set of rules is a bit vector of rule_words words, bit i for
 // rule i; for each field of a packet a table gives the number of the set of the

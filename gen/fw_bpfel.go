@@ -34,25 +34,34 @@ type FWCounter struct {
 }
 
 type FWDecision struct {
-	_      structs.HostLayout
-	Key    FWFlowKey
-	Rule   uint16
-	Action uint8
-	Origin uint8
-	Pad    [4]uint8
+	_          structs.HostLayout
+	Key        FWFlowKey
+	Rule       uint16
+	Action     uint8
+	Origin     uint8
+	Mark       uint16
+	Pad        uint16
+	DecidedBy  uint32
+	Since      uint32
+	Generation uint32
+	Pad2       uint32
 }
 
 type FWFlow struct {
-	_        structs.HostLayout
-	LastSeen uint64
-	Packets  [2]uint64
-	Bytes    [2]uint64
-	Rule     uint16
-	Mark     uint16
-	Action   uint8
-	Origin   uint8
-	Replies  uint8
-	Via      uint8
+	_          structs.HostLayout
+	LastSeen   uint64
+	Packets    [2]uint64
+	Bytes      [2]uint64
+	Rule       uint16
+	Mark       uint16
+	Action     uint8
+	Origin     uint8
+	Replies    uint8
+	Via        uint8
+	Generation uint32
+	DecidedBy  uint32
+	In         uint32
+	Pad        uint32
 }
 
 type FWFlowKey struct {
@@ -77,11 +86,13 @@ type FWLimits uint32
 const (
 	FWLimitsMAX_RULES       FWLimits = 4096
 	FWLimitsMAX_WORDS       FWLimits = 64
+	FWLimitsMAX_MARKS       FWLimits = 8192
 	FWLimitsSET_EARLY       FWLimits = 1073741824
 	FWLimitsMAX_PORT        FWLimits = 65536
 	FWLimitsMAX_FLAGS       FWLimits = 256
 	FWLimitsMAX_EXT_HEADERS FWLimits = 8
 	FWLimitsMAX_VLAN_TAGS   FWLimits = 2
+	FWLimitsIN_UNKNOWN      FWLimits = 2147483647
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
@@ -116,7 +127,8 @@ type FWRule struct {
 	Action  uint8
 	Replies uint8
 	AnyZone uint8
-	Pad     uint8
+	Pad     [3]uint8
+	Id      uint32
 }
 
 type FWVerdict uint32
@@ -156,9 +168,11 @@ const (
 	FWVarDefaultInput   = "default_input"
 	FWVarDefaultOutput  = "default_output"
 	FWVarFlagSets       = "flag_sets"
+	FWVarGeneration     = "generation"
 	FWVarL4Sets         = "l4_sets"
 	FWVarMarkMask       = "mark_mask"
 	FWVarMarkShift      = "mark_shift"
+	FWVarMarkSince      = "mark_since"
 	FWVarOnMalformed    = "on_malformed"
 	FWVarOnMidstream    = "on_midstream"
 	FWVarRuleWords      = "rule_words"
@@ -248,9 +262,11 @@ type FWVariableSpecs struct {
 	DefaultInput   *ebpf.VariableSpec `ebpf:"default_input"`
 	DefaultOutput  *ebpf.VariableSpec `ebpf:"default_output"`
 	FlagSets       *ebpf.VariableSpec `ebpf:"flag_sets"`
+	Generation     *ebpf.VariableSpec `ebpf:"generation"`
 	L4Sets         *ebpf.VariableSpec `ebpf:"l4_sets"`
 	MarkMask       *ebpf.VariableSpec `ebpf:"mark_mask"`
 	MarkShift      *ebpf.VariableSpec `ebpf:"mark_shift"`
+	MarkSince      *ebpf.VariableSpec `ebpf:"mark_since"`
 	OnMalformed    *ebpf.VariableSpec `ebpf:"on_malformed"`
 	OnMidstream    *ebpf.VariableSpec `ebpf:"on_midstream"`
 	RuleWords      *ebpf.VariableSpec `ebpf:"rule_words"`
@@ -324,9 +340,11 @@ type FWVariables struct {
 	DefaultInput   *ebpf.Variable `ebpf:"default_input"`
 	DefaultOutput  *ebpf.Variable `ebpf:"default_output"`
 	FlagSets       *ebpf.Variable `ebpf:"flag_sets"`
+	Generation     *ebpf.Variable `ebpf:"generation"`
 	L4Sets         *ebpf.Variable `ebpf:"l4_sets"`
 	MarkMask       *ebpf.Variable `ebpf:"mark_mask"`
 	MarkShift      *ebpf.Variable `ebpf:"mark_shift"`
+	MarkSince      *ebpf.Variable `ebpf:"mark_since"`
 	OnMalformed    *ebpf.Variable `ebpf:"on_malformed"`
 	OnMidstream    *ebpf.Variable `ebpf:"on_midstream"`
 	RuleWords      *ebpf.Variable `ebpf:"rule_words"`

@@ -12,6 +12,8 @@ const (
 	maxRules = 4096
 	noPorts  = 65536 // index of packets without ports
 	maxFlags = 256   // values of TCP's flags
+	maxMarks = 8192  // values of the mark field for rules
+	ruleNone = 0xffff
 )
 
 // Tables are a compiled policy: for each field of a packet the number of the set
@@ -42,6 +44,7 @@ type tableRule struct {
 	mark    uint16 // ActionInspect: the mark field
 	replies bool   // ActionInspect: replies are inspected too
 	anyZone bool   // asks for no zone out
+	id      uint32 // ActionInspect: policy.Rule.ID
 }
 
 // early tells that XDP may apply the rule: it drops whatever the zone out is.
@@ -78,7 +81,8 @@ func compileRule(r *policy.Rule) tableRule {
 		anyZone: r.To == policy.ZoneNone,
 	}
 	if r.Action == policy.ActionInspect {
-		c.mark = uint16(policy.MarkInspect + r.Inspect)
+		c.mark = r.Mark()
+		c.id = r.ID
 		c.replies = r.Rewrites() // replies are seen only to be changed
 	}
 	return c

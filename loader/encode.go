@@ -33,7 +33,7 @@ func encodeAction(a policy.Action) (gen.FWAction, error) {
 
 // setVariables writes the settings and small tables into the constants of a
 // collection that is not loaded yet, and sizes its maps.
-func (t *Tables) setVariables(spec *ebpf.CollectionSpec) error {
+func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 	rules, err := t.encodeRules()
 	if err != nil {
 		return err
@@ -42,6 +42,8 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec) error {
 		gen.FWVarMarkMask:      t.mask,
 		gen.FWVarMarkShift:     uint8(bits.TrailingZeros32(t.mask)),
 		gen.FWVarRules:         rules,
+		gen.FWVarGeneration:    g.number,
+		gen.FWVarMarkSince:     g.encodeMarks(),
 		gen.FWVarRuleWords:     uint32(t.sets.words),
 		gen.FWVarZoneFrom:      t.fromClass,
 		gen.FWVarZoneTo:        t.toClass,
@@ -83,9 +85,19 @@ func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
 		if err != nil {
 			return rules, fmt.Errorf("rule %d: %w", i, err)
 		}
-		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone)}
+		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone), Id: r.id}
 	}
 	return rules, nil
+}
+
+// encodeMarks tells since when each mark field in use stands for its rule.
+func (g *generation) encodeMarks() (since [maxMarks]uint32) {
+	for mark, m := range g.marks {
+		if m.rule != ruleNone {
+			since[mark] = m.since
+		}
+	}
+	return since
 }
 
 func encodeBool(b bool) uint8 {

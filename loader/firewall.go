@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -46,11 +47,15 @@ type Options struct {
 // goroutines.
 type Firewall struct {
 	opts   Options
-	policy *policy.Policy
-	objs   gen.FWObjects
+	lock   *os.File      // the folder of pins is this process's own
+	decide *ebpf.Program // of the first policy: it looks at nothing that is a policy's own
 
-	lock     *os.File // the folder of pins is this process's own
+	applying sync.Mutex // one policy after the other
+	current  atomic.Pointer[generation]
+
 	mu       sync.Mutex
+	policy   *policy.Policy
+	objs     gen.FWObjects       // of the policy in force
 	attached map[int]*attachment // by ifindex
 }
 
@@ -71,30 +76,38 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 		return nil, explainLoad(fmt.Errorf("raising the locked-memory limit: %w", err))
 	}
 	f := &Firewall{opts: opts, policy: p, attached: make(map[int]*attachment)}
-	if err := f.load(tables); err != nil {
+	g := new(generation).next(tables)
+	objs, err := f.load(tables, g, nil)
+	if err != nil {
 		return nil, explainLoad(err)
 	}
+	f.objs = *objs
+	f.decide = f.objs.FwDecide
+	f.current.Store(g)
 	return f, nil
 }
 
-func (f *Firewall) load(tables *Tables) error {
+// load makes an instance of the programs for a policy, with maps of its own but
+// for those that it is given.
+func (f *Firewall) load(tables *Tables, g *generation, shared map[string]*ebpf.Map) (*gen.FWObjects, error) {
 	spec, err := gen.LoadFW()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := tables.setVariables(spec); err != nil {
-		return err
+	if err := tables.setVariables(spec, g); err != nil {
+		return nil, err
 	}
 	if f.opts.Flows != 0 {
 		spec.Maps[gen.FWMapFlows].MaxEntries = uint32(f.opts.Flows)
 	}
-	if err := spec.LoadAndAssign(&f.objs, nil); err != nil {
-		return err
+	objs := new(gen.FWObjects)
+	if err := spec.LoadAndAssign(objs, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+		return nil, err
 	}
-	if err := tables.fillMaps(&f.objs.FWMaps); err != nil {
-		return errors.Join(err, f.objs.Close())
+	if err := tables.fillMaps(&objs.FWMaps); err != nil {
+		return nil, errors.Join(err, objs.Close())
 	}
-	return nil
+	return objs, nil
 }
 
 // explainLoad says what a refusal to load means for who started the program.
@@ -179,15 +192,22 @@ func (f *Firewall) checkInterfaces(links []netlink.Link) error {
 
 // Decide writes the decision about a flow into its entry, so that its next
 // packet is judged in the kernel. The flow is in the direction of the packet
-// that was judged.
-func (f *Firewall) Decide(flow pktbuf.Flow, action policy.Action, rule int) error {
+// that was judged, the mark that of the inspecting rule (policy.Rule.Mark). Where
+// a newer policy has judged the flow by another rule meanwhile, its word stands.
+func (f *Firewall) Decide(flow pktbuf.Flow, action policy.Action, mark uint16) error {
 	a, err := encodeAction(action)
 	if err != nil {
 		return err
 	}
 	key, sender := encodeFlow(flow)
-	d := gen.FWDecision{Key: key, Rule: uint16(rule), Action: uint8(a), Origin: sender}
-	code, err := f.objs.FwDecide.Run(&ebpf.RunOptions{Context: &d})
+	g := f.current.Load()
+	m, ok := g.marks[mark]
+	if !ok {
+		m.rule = ruleNone
+	}
+	d := gen.FWDecision{Key: key, Rule: m.rule, Action: uint8(a), Origin: sender,
+		Mark: mark, DecidedBy: m.id, Since: m.since, Generation: g.number}
+	code, err := f.decide.Run(&ebpf.RunOptions{Context: &d})
 	if err != nil {
 		return fmt.Errorf("running fw_decide: %w", err)
 	}

@@ -175,10 +175,15 @@ type Rule struct {
 	Action Action
 
 	// For ActionInspect only.
-	Inspect int // index among the policy's inspecting rules, see Marks
+	Inspect int    // number among the inspecting rules, see Marks
+	ID      uint32 // of what the policy says in the rule: the same text has the same in every policy
 	Until   Until
 	Steps   []Step
 }
+
+// Mark returns what stands under the mark mask for packets that an inspecting
+// rule must judge.
+func (r *Rule) Mark() uint16 { return uint16(MarkInspect + r.Inspect) }
 
 // Until is an inspecting rule's budget for one flow; when it is spent
 // Failure.Undecided applies. Zero fields never occur after Parse.

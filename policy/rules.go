@@ -35,6 +35,7 @@ func (p *reader) readRules(n *node) {
 		names[r.Name] = r.Pos
 		if r.Action == ActionInspect {
 			r.Inspect = inspecting
+			r.ID = item.id()
 			inspecting++
 		}
 		p.policy.Rules = append(p.policy.Rules, r)

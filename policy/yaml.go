@@ -3,6 +3,8 @@ package policy
 import (
 	"bytes"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"strings"
 	"unicode/utf8"
 
@@ -96,6 +98,26 @@ func isNameByte(c byte) bool {
 
 // scalar tells whether the node is a string or a number.
 func (n *node) scalar() bool { return n.kind == kindString || n.kind == kindNumber }
+
+// id returns a number that nodes share which say the same in the same words. It
+// is never 0.
+func (n *node) id() uint32 {
+	h := fnv.New32a()
+	n.write(h)
+	return max(h.Sum32(), 1)
+}
+
+// write writes the node so that no other node is written the same.
+func (n *node) write(w io.Writer) {
+	fmt.Fprintf(w, "%d %q %d %d\n", n.kind, n.text, len(n.items), len(n.fields))
+	for _, item := range n.items {
+		item.write(w)
+	}
+	for _, f := range n.fields {
+		fmt.Fprintf(w, "%q\n", f.key)
+		f.value.write(w)
+	}
+}
 
 // each returns the node's items, or the node itself where it is no sequence:
 // many keys take one value or several.

@@ -124,7 +124,7 @@ func (j *judge) tell(rule int, action policy.Action, reason Reason) bool {
 		return false
 	}
 	known := originalFlow(j.flow, j.pkt.ct, j.pkt.ctInfo)
-	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Reason: reason}); err != nil {
+	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Mark: j.policy.Rules[rule].Mark(), Reason: reason}); err != nil {
 		j.tally.count(countDecidedErrors)
 		return false
 	}

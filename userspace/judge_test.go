@@ -102,7 +102,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 		if c.accept {
 			action = policy.ActionAccept
 		}
-		want := Decision{Flow: flow, Action: action, Rule: 0, Reason: c.reason}
+		want := Decision{Flow: flow, Action: action, Rule: 0, Mark: 1, Reason: c.reason}
 		if len(w.decisions) != 1 || w.decisions[0] != want {
 			t.Errorf("%s: decisions %+v, want %+v", name, w.decisions, want)
 		}

@@ -20,6 +20,7 @@ type Decision struct {
 	Flow   pktbuf.Flow   // in the packet's direction, before destination NAT
 	Action policy.Action // ActionAccept or ActionDrop
 	Rule   int           // index into Policy.Rules
+	Mark   uint16        // the rule's, see policy.Rule.Mark
 	Reason Reason
 }
 

@@ -264,7 +264,7 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	}()
 	options := userspace.Options{
 		Policy: p, Queue: uint16(o.queue), Queues: o.queues, Log: log,
-		Decided: func(e userspace.Decision) error { return d.kernel.Decide(e.Flow, e.Action, e.Rule) },
+		Decided: func(e userspace.Decision) error { return d.kernel.Decide(e.Flow, e.Action, e.Mark) },
 		Seen:    d.names.seen,
 	}
 	d.kernel, err = loader.Load(p, loader.Options{
