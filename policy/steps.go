@@ -205,9 +205,6 @@ func (p *reader) checkStep(r *Rule, values map[string]*node) {
 	if len(r.Proto) != 1 {
 		return
 	}
-	if v := values["sni"]; v != nil && r.Proto[0] == protoUDP {
-		p.errorf(v.pos, "%s over UDP (QUIC, DTLS) is not built yet; expected proto: tcp in this rule", v.path())
-	}
 	if v := values["qname"]; v != nil && r.Proto[0] == protoTCP {
 		p.errorf(v.pos, "%s over TCP is not built yet; expected proto: udp in this rule", v.path())
 	}

@@ -75,14 +75,19 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 // wait lets a packet of n bytes pass whose flow cannot be decided yet, within the
 // budget and as long as it is not the last one.
 func (j *judge) wait(rule *policy.Rule, f *flow, n int, last bool) (policy.Action, Reason) {
-	// A super-packet is one packet of the budget, but all its bytes count.
-	f.packets++
-	f.bytes += int64(n)
-	f.at = j.now
-	if last || int(f.packets) >= rule.Until.Packets || f.bytes >= int64(rule.Until.Bytes) {
+	if j.spend(rule, f, n) || last {
 		return j.decide(f, f.seq, j.policy.Failure.Undecided, ReasonUndecided)
 	}
 	return policy.ActionAccept, ReasonMore
+}
+
+// spend takes a packet of n bytes from a flow's budget and reports whether it is
+// spent. A super-packet is one packet of it, but all its bytes count.
+func (j *judge) spend(rule *policy.Rule, f *flow, n int) bool {
+	f.packets++
+	f.bytes += int64(n)
+	f.at = j.now
+	return int(f.packets) >= rule.Until.Packets || f.bytes >= int64(rule.Until.Bytes)
 }
 
 // decide decides the flow. The decision is remembered for packets of the flow

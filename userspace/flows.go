@@ -128,31 +128,43 @@ func (t *flows) remove(f *flow) {
 // that have been idle for long give theirs back first.
 func (t *flows) keep(f *flow, at int, b []byte, now int64) error {
 	if f.stream == 0 {
-		f.stream = t.streams.open()
-	}
-	if f.stream != 0 {
-		if err := t.streams.put(f.stream, at, b); err != errNoRoom {
-			return err
-		}
-	}
-	if now-t.reclaimed < reclaimEvery {
-		return errNoRoom
-	}
-	t.reclaimed = now
-	for i := range t.buckets {
-		for n := range t.buckets[i].flows {
-			old := &t.buckets[i].flows[n]
-			if t.buckets[i].tags[n] != 0 && old != f && old.stream != 0 && now-old.at > flowIdle {
-				t.remove(old)
-			}
-		}
-	}
-	if f.stream == 0 {
-		if f.stream = t.streams.open(); f.stream == 0 {
+		if f.stream = t.open(f, now); f.stream == 0 {
 			return errNoRoom
 		}
 	}
-	return t.streams.put(f.stream, at, b)
+	err := t.streams.put(f.stream, at, b)
+	if err == errNoRoom && t.reclaim(f, now) {
+		return t.streams.put(f.stream, at, b)
+	}
+	return err
+}
+
+// open returns the number of an empty stream for the flow, 0 without room.
+func (t *flows) open(f *flow, now int64) int32 {
+	id := t.streams.open()
+	if id == 0 && t.reclaim(f, now) {
+		id = t.streams.open()
+	}
+	return id
+}
+
+// reclaim forgets all flows but one that keep memory and have been idle for long.
+// It reports whether it has looked.
+func (t *flows) reclaim(but *flow, now int64) bool {
+	if now-t.reclaimed < reclaimEvery {
+		return false
+	}
+	t.reclaimed = now
+	for i := range t.buckets {
+		b := &t.buckets[i]
+		for n := range b.flows {
+			f := &b.flows[n]
+			if b.tags[n] != 0 && f != but && f.stream != 0 && now-f.at > flowIdle {
+				t.remove(f)
+			}
+		}
+	}
+	return true
 }
 
 // stale reports whether the kernel half should know a decision: all packets that

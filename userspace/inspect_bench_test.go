@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -71,7 +72,16 @@ func TestNoAllocationPerFlow(t *testing.T) {
 }
 
 func BenchmarkFlow(b *testing.B) {
-	for name, l := range lifetimes(b) {
+	all := lifetimes(b)
+	quic := initial{version: quicVersion1, dcid: "original", scid: "client"}
+	big := quicHello("www.good.example", 1750)
+	all["quic/1200B"] = lifetime{0, [][]byte{ipPacket(clientAddr, serverAddr, nil,
+		initial{version: quicVersion1, dcid: "original", frames: slices.Concat(cryptoFrame(0, quicHello("www.good.example", 300)), padding(850))}.seal(b))}}
+	quic.frames = cryptoFrame(0, big[:1150])
+	first := quic.seal(b)
+	quic.number, quic.frames = 1, slices.Concat(cryptoFrame(1150, big[1150:]), padding(550))
+	all["quic/1750B in two"] = lifetime{0, [][]byte{ipPacket(clientAddr, serverAddr, nil, first), ipPacket(clientAddr, serverAddr, nil, quic.seal(b))}}
+	for name, l := range all {
 		b.Run(name, func(b *testing.B) {
 			w := newSunk(b)
 			w.judge.o.Start = fromOne
@@ -79,6 +89,7 @@ func BenchmarkFlow(b *testing.B) {
 			b.ReportAllocs()
 			b.ResetTimer()
 			for n := range b.N {
+				w.judge.quic.keys.peer = quicPeer{} // each flow has its own
 				l.live(w, uint32(n), &p)
 			}
 		})

@@ -25,6 +25,7 @@ type judge struct {
 	tally  *tally
 	flows  *flows
 	dns    inspector
+	quic   *quicInspector
 	onTCP  []inspector // of bytes that come in streams
 
 	// The clock is read once a batch: nothing here needs it finer.
@@ -49,6 +50,7 @@ func newJudge(o *Options, t *tally) *judge {
 		tally:   t,
 		flows:   newFlows(o.Flows, o.StreamMemory),
 		dns:     new(dnsInspector),
+		quic:    new(quicInspector),
 		scratch: make([]byte, 0, payloadMax),
 	}
 	for _, make := range overTCP {

@@ -157,7 +157,7 @@ func (j *judge) keep(f *flow, start uint32, at int, payload []byte) (*flow, []by
 
 // unkept judges a segment that could not be stored.
 func (j *judge) unkept(rule *policy.Rule, f *flow, start uint32, err error) (policy.Action, Reason) {
-	if err == errConflict {
+	if err != errNoRoom {
 		// An honest sender repeats what it has sent. Which of the two the server
 		// takes cannot be known.
 		return j.decide(f, start, j.policy.Failure.Malformed, ReasonMalformed)

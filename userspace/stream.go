@@ -35,6 +35,7 @@ type stream struct {
 	ready  int   // bytes from the start on without a gap
 	end    int   // behind the last byte that is there
 	next   int32 // of the free ones
+	quic   quicPeer
 }
 
 // streams are the starts of all streams of a worker that one packet does not
