@@ -9,9 +9,9 @@
 #define SECOND 1000000000ULL
 
 enum {
-	IDLE_TCP = 432000, // seconds without a packet until an entry is void
-	IDLE_UDP = 180,
-	IDLE_OTHER = 60,
+	ENDS_FIN = 1,	   // of endpoint 0 in flow.ends; endpoint 1: one bit up
+	ENDS_RST = 4,	   // likewise
+	ACK_ROOM = 1 << 20 // bytes that an endpoint may have sent behind its SYN-ACK
 };
 
 // A flow's key, and which of its endpoints sent the packet at hand.
@@ -67,15 +67,6 @@ static __always_inline bool starts_flow(const struct packet *p)
 	return p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
 }
 
-static __always_inline bool is_idle(const struct flow *f, const struct packet *p, __u64 now)
-{
-	__u64 limit = p->proto == IPPROTO_TCP	? IDLE_TCP * SECOND
-		      : p->proto == IPPROTO_UDP ? IDLE_UDP * SECOND
-						: IDLE_OTHER * SECOND;
-
-	return now > f->last_seen + limit;
-}
-
 static __always_inline void account(struct flow *f, __u8 sender, const struct packet *p)
 {
 	// Two stores with constant offsets: atomics take no computed ones.
@@ -88,13 +79,168 @@ static __always_inline void account(struct flow *f, __u8 sender, const struct pa
 	}
 }
 
-// find_flow looks an entry up that still counts for the packet.
-static __always_inline struct flow *find_flow(const struct packet *p, const struct flow_id *id,
-					      __u64 now)
+// live looks an entry up that still counts.
+static __always_inline struct flow *live(void *table, const struct flow_key *key, __u64 now)
 {
-	struct flow *f = bpf_map_lookup_elem(&flows, &id->key);
+	struct flow *f = bpf_map_lookup_elem(table, key);
 
-	return f && !is_idle(f, p, now) ? f : NULL;
+	return f && now <= f->last_seen + timeouts[f->state & (STATE_COUNT - 1)] ? f : NULL;
+}
+
+static __always_inline bool is_settled(const struct flow *f)
+{
+	return f->state >= STATE_ESTABLISHED;
+}
+
+static __always_inline bool is_syn_ack(const struct packet *p)
+{
+	return p->proto == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == (TCP_SYN | TCP_ACK);
+}
+
+// move makes a half-open flow a known one. It is in one of the tables at any time.
+static __always_inline bool move(const struct flow_key *key, const struct flow *half)
+{
+	if (bpf_map_update_elem(&flows, key, half, BPF_ANY))
+		return false;
+	bpf_map_delete_elem(&half_open, key);
+	return true;
+}
+
+// find_flow looks up the entry that a packet belongs to. half tells that it is in
+// half_open. A SYN in an established flow leaves the entry alone, since anybody
+// can send one; it is the SYN-ACK that tells that the flow begins anew.
+static __always_inline struct flow *find_flow(const struct packet *p, const struct flow_id *id,
+					      __u64 now, bool *half)
+{
+	struct flow *f = live(&flows, &id->key, now);
+
+	*half = false;
+	if (f && !is_syn_ack(p))
+		return f;
+	struct flow *h = live(&half_open, &id->key, now);
+	if (!f) {
+		*half = h != NULL;
+		return h;
+	}
+	if (h && h->state == STATE_SYN_SENT && h->origin != id->sender && move(&id->key, h))
+		return bpf_map_lookup_elem(&flows, &id->key);
+	return f;
+}
+
+static __always_inline __u8 first_state(const struct packet *p)
+{
+	switch (p->proto) {
+	case IPPROTO_TCP:
+		return starts_flow(p) ? STATE_SYN_SENT : STATE_MIDSTREAM;
+	case IPPROTO_UDP:
+		return STATE_UDP_UNREPLIED;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		return STATE_ICMP_UNREPLIED;
+	}
+	return STATE_OTHER_UNREPLIED;
+}
+
+// begin enters a new flow, or one that begins anew. old is its entry in flows, if
+// it has one there: an established one stays until the other endpoint agrees (see
+// find_flow), one that has ended or is dropped has nothing to keep.
+// A global function is verified once, by itself, not at each call.
+__noinline int begin(const struct packet *p, const struct flow_id *id, const struct flow *old,
+		     struct flow *f)
+{
+	if (!p || !id || !f)
+		return -1; // cannot be
+	if (old && !starts_flow(p)) {
+		f->state = old->state;
+		f->ends = old->ends;
+		return bpf_map_update_elem(&flows, &id->key, f, BPF_ANY);
+	}
+	f->state = first_state(p);
+	int err = bpf_map_update_elem(&half_open, &id->key, f, BPF_ANY);
+	if (!err && old && (!is_settled(old) || old->action == ACTION_DROP))
+		bpf_map_delete_elem(&flows, &id->key);
+	return err;
+}
+
+// numbers are the sequence numbers of a TCP header, at offset 4.
+struct numbers {
+	__be32 seq;
+	__be32 ack;
+};
+
+// handshake is the state behind a packet of a flow that neither endpoint has begun
+// to end. A SYN-ACK is easily provoked by a forged SYN, so only an answer to its
+// sequence number establishes.
+static __always_inline __u8 handshake(struct __sk_buff *skb, struct flow *f, const struct packet *p,
+				      bool reply)
+{
+	struct numbers n;
+
+	switch (f->state) {
+	case STATE_SYN_SENT:
+		if (!reply)
+			return starts_flow(p) ? STATE_SYN_SENT : STATE_MIDSTREAM;
+		if (!is_syn_ack(p) || bpf_skb_load_bytes(skb, p->l4 + 4, &n, sizeof(n)))
+			return STATE_SYN_SENT;
+		f->isn = bpf_ntohl(n.seq);
+		return STATE_SYN_RECV;
+	case STATE_SYN_RECV:
+		if (reply || bpf_skb_load_bytes(skb, p->l4 + 4, &n, sizeof(n)))
+			return STATE_SYN_RECV;
+		return bpf_ntohl(n.ack) - f->isn - 1 < ACK_ROOM ? STATE_ESTABLISHED
+								: STATE_SYN_RECV;
+	case STATE_MIDSTREAM:
+		return reply ? STATE_ESTABLISHED : STATE_MIDSTREAM;
+	}
+	return STATE_ESTABLISHED;
+}
+
+// progress follows a flow's progress, and moves it when it is settled. An endpoint
+// that goes on sending has not sent the reset that came under its address.
+__noinline int progress(struct __sk_buff *skb, struct flow *f, const struct packet *p,
+			const struct flow_id *id, bool half)
+{
+	if (!f || !p || !id)
+		return -1; // cannot be
+	__u8 state = f->state, ends = f->ends;
+	bool reply = id->sender != f->origin;
+
+	if (p->proto != IPPROTO_TCP) {
+		if (!reply)
+			return 0;
+		state += STATE_UDP_REPLIED - STATE_UDP_UNREPLIED;
+	} else {
+		ends &= ~(ENDS_RST << id->sender);
+		if (p->tcp_flags & TCP_RST)
+			ends |= ENDS_RST << id->sender;
+		else if (p->tcp_flags & TCP_FIN)
+			ends |= ENDS_FIN << id->sender;
+		if (ends >= ENDS_RST)
+			state = STATE_CLOSE;
+		else if (ends)
+			state = ends == (ENDS_FIN | ENDS_FIN << 1) ? STATE_TIME_WAIT
+								   : STATE_FIN_WAIT;
+		else if (state == STATE_CLOSE && half)
+			state = STATE_MIDSTREAM;
+		else
+			state = handshake(skb, f, p, reply);
+	}
+	if (ends != f->ends)
+		f->ends = ends;
+	if (state != f->state)
+		f->state = state;
+	if (half && is_settled(f))
+		move(&id->key, f);
+	return 0;
+}
+
+// track is progress, where there can be any.
+static __always_inline void track(struct __sk_buff *skb, struct flow *f, const struct packet *p,
+				  const struct flow_id *id, bool half)
+{
+	if (!is_settled(f) || p->tcp_flags & (TCP_FIN | TCP_RST))
+		progress(skb, f, p, id, half);
 }
 
 static __always_inline void refresh(struct flow *f, __u64 now)

@@ -68,7 +68,7 @@ static __always_inline struct judgement judge_flow(const struct packet *p, const
 // where the flow may go on.
 static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct packet *p,
 						  const struct flow_id *id, struct way way,
-						  __u64 now)
+						  const struct flow *old, __u64 now)
 {
 	__u32 in = way.in ? way.in : skb->ingress_ifindex;
 	__u64 n = find_rule(skb, p, &way);
@@ -102,7 +102,7 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 	if (!is_icmp_error(p)) { // which has no replies
 		account(&f, id->sender, p);
 		// Without an entry the replies would be dropped: better not begun.
-		if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
+		if (begin(p, id, old, &f))
 			return judged(VERDICT_DROP, REASON_FLOWS_FULL);
 	}
 	if (f.action == ACTION_INSPECT)
@@ -193,6 +193,7 @@ __noinline int related(struct __sk_buff *skb, struct packet *p)
 {
 	struct packet quoted = {};
 	struct flow_id id;
+	bool half;
 
 	if (!p)
 		return VERDICT_COUNT;
@@ -201,7 +202,7 @@ __noinline int related(struct __sk_buff *skb, struct packet *p)
 	    !is_same(quoted.src, p->dst))
 		return VERDICT_COUNT;
 	flow_of(&quoted, &id);
-	struct flow *f = find_flow(&quoted, &id, bpf_ktime_get_coarse_ns());
+	struct flow *f = find_flow(&quoted, &id, bpf_ktime_get_coarse_ns(), &half);
 	if (!f)
 		return VERDICT_COUNT;
 	// Where an older policy has judged the flow its word stands until the flow's
@@ -249,8 +250,9 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 	if (judge_icmp(skb, p, &j))
 		return j;
 
+	bool half;
 	flow_of(p, &id);
-	struct flow *f = find_flow(p, &id, now);
+	struct flow *f = find_flow(p, &id, now, &half);
 	// An entry that a packet got when it left speaks for replies only: what
 	// let the packet come in may have been another process, or nobody.
 	bool only_left = f && f->via && id.sender == f->origin;
@@ -260,22 +262,26 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 		refresh(f, now);
 		account(f, id.sender, p);
 		j = judge_flow(p, f, id.sender);
+		track(skb, f, p, &id, half);
 	} else {
 		struct way way = {.from = zone_of(skb->ifindex), .in = skb->ifindex};
 
-		j = judge_new(skb, p, &id, way, now);
+		j = judge_new(skb, p, &id, way, half ? NULL : f, now);
 		// Then its replies have nothing to answer. From another zone it is
 		// not the packet that left.
-		if (only_left && j.verdict == VERDICT_DROP && zone_of(f->in) == way.from)
+		if (only_left && j.verdict == VERDICT_DROP && zone_of(f->in) == way.from) {
 			bpf_map_delete_elem(&flows, &id.key);
+			bpf_map_delete_elem(&half_open, &id.key);
+		}
 	}
 	return p->fragment ? remember_fragment(p, j) : j;
 }
 
 // follow lets a flow that was judged when it came in leave, under whatever
 // addresses NAT gave it, and its replies return.
-static __always_inline struct judgement follow(struct __sk_buff *skb, const struct flow_id *id,
-					       __u8 via, __u64 now)
+static __always_inline struct judgement follow(struct __sk_buff *skb, const struct packet *p,
+					       const struct flow_id *id, __u8 via,
+					       const struct flow *old, __u64 now)
 {
 	__u32 judged_bit = mark_mask & ~(mark_mask >> 1);
 	struct flow f = {
@@ -297,7 +303,7 @@ static __always_inline struct judgement follow(struct __sk_buff *skb, const stru
 	} else {
 		f.mark = 0;
 	}
-	if (bpf_map_update_elem(&flows, &id->key, &f, BPF_ANY))
+	if (begin(p, id, old, &f))
 		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
 	return judged(VERDICT_PASS, REASON_FORWARDED);
 }
@@ -322,8 +328,9 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 	if (judge_icmp(skb, p, &j))
 		return j;
 
+	bool half;
 	flow_of(p, &id);
-	struct flow *f = find_flow(p, &id, now);
+	struct flow *f = find_flow(p, &id, now, &half);
 	bool stale = f && f->generation != generation && is_stale(f);
 	if (stale && !starts_flow(p))
 		rejudge(skb, p, f, id.sender, skb->ingress_ifindex);
@@ -333,17 +340,20 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		// A connection that begins anew has nothing of the dropped one's. A
 		// judged packet says anew whether its replies are wanted.
 		if (!f || f->action == ACTION_DROP || (stale && f->via && id.sender == f->origin))
-			return follow(skb, &id, way.from, now);
+			return follow(skb, p, &id, way.from, half ? NULL : f, now);
 		refresh(f, now);
+		if (!starts_flow(p))
+			track(skb, f, p, &id, half);
 		return judged(VERDICT_PASS, REASON_FORWARDED);
 	}
 	if (f && !starts_flow(p)) {
 		refresh(f, now);
 		account(f, id.sender, p);
+		track(skb, f, p, &id, half);
 		// Nothing can be queued any more behind the last hook.
 		j = judged(VERDICT_PASS, REASON_FLOW);
 	} else {
-		j = judge_new(skb, p, &id, way, now);
+		j = judge_new(skb, p, &id, way, half ? NULL : f, now);
 	}
 	return p->fragment ? remember_fragment(p, j) : j;
 }
@@ -387,27 +397,28 @@ int fw_tc_out(struct __sk_buff *skb)
 }
 
 // judge_early drops what can be dropped without a route: flows decided so, and
-// what the first matching rule drops whatever its zone out is.
+// what the first matching rule drops whatever its zone out is. Replies of a known
+// flow pass, wherever they come from.
 static __always_inline struct judgement judge_early(const struct packet *p, __u32 ifindex)
 {
+	__u32 source = any_early ? source_number(p) : 0;
 	struct flow_id id;
-
-	if (p->later_fragment)
-		return judged(VERDICT_PASS, REASON_NEXT);
-	flow_of(p, &id);
-	struct flow *f = find_flow(p, &id, bpf_ktime_get_coarse_ns());
-	if (f && !starts_flow(p)) {
-		if (f->action != ACTION_DROP || is_stale(f))
-			return judged(VERDICT_PASS, REASON_NEXT);
-		return judged(VERDICT_DROP, REASON_FLOW);
-	}
-	if (!any_early || is_icmp_error(p) || is_vital_icmp(p))
-		return judged(VERDICT_PASS, REASON_NEXT);
-	__u32 source = source_number(p);
-	if (!(source & SET_EARLY))
-		return judged(VERDICT_PASS, REASON_NEXT);
 	struct sets s;
-	if (!find_sets(p, source, &s))
+	bool half;
+
+	// Only user space decides that a flow is dropped.
+	if (p->later_fragment || (!any_inspect && !(source & SET_EARLY)))
+		return judged(VERDICT_PASS, REASON_NEXT);
+	if (!starts_flow(p)) {
+		flow_of(p, &id);
+		struct flow *f = find_flow(p, &id, bpf_ktime_get_coarse_ns(), &half);
+		if (f && f->action == ACTION_DROP && !is_stale(f))
+			return judged(VERDICT_DROP, REASON_FLOW);
+		if (f)
+			return judged(VERDICT_PASS, REASON_NEXT);
+	}
+	if (!(source & SET_EARLY) || is_icmp_error(p) || is_vital_icmp(p) ||
+	    !find_sets(p, source, &s))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->action == ACTION_DROP)
@@ -445,6 +456,8 @@ int fw_decide(struct decision *d)
 	struct flow_key key = d->key;
 	struct flow *f = bpf_map_lookup_elem(&flows, &key);
 
+	if (!f)
+		f = bpf_map_lookup_elem(&half_open, &key);
 	if (f) {
 		// A newer policy has judged the flow by another rule: its word stands.
 		if (f->generation == d->generation && !f->via && f->mark != d->mark &&
@@ -458,6 +471,7 @@ int fw_decide(struct decision *d)
 		f->action = d->action;
 		return 0;
 	}
+	struct packet p = {.proto = key.proto};
 	struct flow fresh = {
 		.last_seen = bpf_ktime_get_ns(), // the same clock; the coarse one is not had here
 		.rule = d->rule,
@@ -467,8 +481,9 @@ int fw_decide(struct decision *d)
 		.generation = d->since,
 		.in = IN_UNKNOWN,
 		.decided_by = d->decided_by,
+		.state = first_state(&p),
 	};
-	return bpf_map_update_elem(&flows, &key, &fresh, BPF_ANY);
+	return bpf_map_update_elem(&half_open, &key, &fresh, BPF_ANY);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -71,6 +71,25 @@ enum reason {
 	REASON_COUNT,
 };
 
+// How far a flow has come; each state has its timeout. From STATE_ESTABLISHED on
+// both endpoints have spoken.
+enum flow_state {
+	STATE_SYN_SENT,
+	STATE_SYN_RECV,
+	STATE_MIDSTREAM, // TCP whose start or whose other endpoint was not seen
+	STATE_FIN_WAIT,	 // one endpoint has finished
+	STATE_TIME_WAIT, // both have
+	STATE_CLOSE,	 // reset
+	STATE_UDP_UNREPLIED,
+	STATE_ICMP_UNREPLIED,
+	STATE_OTHER_UNREPLIED,
+	STATE_ESTABLISHED,
+	STATE_UDP_REPLIED,
+	STATE_ICMP_REPLIED,
+	STATE_OTHER_REPLIED,
+	STATE_COUNT = 16, // a power of two, beyond the last
+};
+
 struct flow_key {
 	__u8 addr[2][16]; // IPv4 as ::ffff:a.b.c.d; the lower endpoint first
 	__be16 port[2];	  // 0 without ports; ICMP echo: the identifier, twice
@@ -92,9 +111,12 @@ struct flow {
 	__u32 generation; // of the policy that judged it
 	__u32 decided_by; // id of the inspecting rule whose steps decided it, else 0
 	__u32 in;	  // where its first packet came in: ifindex; 0: nowhere, it is the host's
-	__u32 pad;
+	__u32 isn;	  // STATE_SYN_RECV: the sequence number of the SYN-ACK
+	__u8 state;	  // enum flow_state
+	__u8 ends;	  // who has sent FIN (bits 0, 1: endpoints) and RST (bits 2, 3)
+	__u8 pad[6];
 };
-_Static_assert(sizeof(struct flow) == 64, "flow");
+_Static_assert(sizeof(struct flow) == 72, "flow");
 
 struct fragment_key {
 	__u8 src[16];

@@ -20,6 +20,7 @@ const volatile __u32 generation; // of the policy; each that replaces another ha
 // By mark field: the first generation in which it stood for the rule that it
 // stands for now; 0 where it stands for none.
 const volatile __u32 mark_since[MAX_MARKS];
+const volatile __u64 timeouts[STATE_COUNT]; // ns without a packet until a flow is forgotten
 
 // Classification. A set of rules is a bit vector of rule_words words, bit i for
 // rule i; for each field of a packet a table gives the number of the set of the
@@ -34,6 +35,7 @@ const volatile __u32 zone_sets;		   // number of the set of the first pair of cl
 const volatile __u32 l4_sets[256];	   // by IP protocol, for all but TCP
 const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
+const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_hosts_src, any_hosts_dst, any_sport, any_dport;
 
 // The sets. The loader makes values as long as rule_words says.
@@ -103,13 +105,22 @@ struct {
 	__type(value, __u8);
 } zones SEC(".maps");
 
-// Known flows, both directions in one entry.
+// Known flows, both directions in one entry. A flow begins in half_open and moves
+// to flows when both endpoints have spoken, so that no flood of beginnings can
+// push out what is established.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} half_open SEC(".maps");
 
 // What became of the first fragment of a datagram: enum action.
 struct {
@@ -130,3 +141,4 @@ struct {
 // A type that only inlined code uses is lost from BTF, and so from the Go
 // bindings, unless something names it.
 const enum limits *unused_limits __attribute__((unused));
+const enum flow_state *unused_flow_state __attribute__((unused));

@@ -61,7 +61,10 @@ type FWFlow struct {
 	Generation uint32
 	DecidedBy  uint32
 	In         uint32
-	Pad        uint32
+	Isn        uint32
+	State      uint8
+	Ends       uint8
+	Pad        [6]uint8
 }
 
 type FWFlowKey struct {
@@ -71,6 +74,25 @@ type FWFlowKey struct {
 	Proto uint8
 	Pad   [3]uint8
 }
+
+type FWFlowState uint32
+
+const (
+	FWFlowStateSTATE_SYN_SENT        FWFlowState = 0
+	FWFlowStateSTATE_SYN_RECV        FWFlowState = 1
+	FWFlowStateSTATE_MIDSTREAM       FWFlowState = 2
+	FWFlowStateSTATE_FIN_WAIT        FWFlowState = 3
+	FWFlowStateSTATE_TIME_WAIT       FWFlowState = 4
+	FWFlowStateSTATE_CLOSE           FWFlowState = 5
+	FWFlowStateSTATE_UDP_UNREPLIED   FWFlowState = 6
+	FWFlowStateSTATE_ICMP_UNREPLIED  FWFlowState = 7
+	FWFlowStateSTATE_OTHER_UNREPLIED FWFlowState = 8
+	FWFlowStateSTATE_ESTABLISHED     FWFlowState = 9
+	FWFlowStateSTATE_UDP_REPLIED     FWFlowState = 10
+	FWFlowStateSTATE_ICMP_REPLIED    FWFlowState = 11
+	FWFlowStateSTATE_OTHER_REPLIED   FWFlowState = 12
+	FWFlowStateSTATE_COUNT           FWFlowState = 16
+)
 
 type FWHook uint32
 
@@ -144,44 +166,48 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	FWMapCounters       = "counters"
-	FWMapFlows          = "flows"
-	FWMapFragments      = "fragments"
-	FWMapHostsDst       = "hosts_dst"
-	FWMapHostsSrc       = "hosts_src"
-	FWMapRuleSets       = "rule_sets"
-	FWMapRulesDport     = "rules_dport"
-	FWMapRulesDst       = "rules_dst"
-	FWMapRulesSport     = "rules_sport"
-	FWMapRulesSrc       = "rules_src"
-	FWMapZones          = "zones"
-	FWProgFwDecide      = "fw_decide"
-	FWProgFwTc          = "fw_tc"
-	FWProgFwTcOut       = "fw_tc_out"
-	FWProgFwXdp         = "fw_xdp"
-	FWVarAnyDport       = "any_dport"
-	FWVarAnyEarly       = "any_early"
-	FWVarAnyHostsDst    = "any_hosts_dst"
-	FWVarAnyHostsSrc    = "any_hosts_src"
-	FWVarAnySport       = "any_sport"
-	FWVarDefaultForward = "default_forward"
-	FWVarDefaultInput   = "default_input"
-	FWVarDefaultOutput  = "default_output"
-	FWVarFlagSets       = "flag_sets"
-	FWVarGeneration     = "generation"
-	FWVarL4Sets         = "l4_sets"
-	FWVarMarkMask       = "mark_mask"
-	FWVarMarkShift      = "mark_shift"
-	FWVarMarkSince      = "mark_since"
-	FWVarOnMalformed    = "on_malformed"
-	FWVarOnMidstream    = "on_midstream"
-	FWVarRuleWords      = "rule_words"
-	FWVarRules          = "rules"
-	FWVarUnusedLimits   = "unused_limits"
-	FWVarZoneClassesTo  = "zone_classes_to"
-	FWVarZoneFrom       = "zone_from"
-	FWVarZoneSets       = "zone_sets"
-	FWVarZoneTo         = "zone_to"
+	FWMapCounters        = "counters"
+	FWMapFlows           = "flows"
+	FWMapFragments       = "fragments"
+	FWMapHalfOpen        = "half_open"
+	FWMapHostsDst        = "hosts_dst"
+	FWMapHostsSrc        = "hosts_src"
+	FWMapRuleSets        = "rule_sets"
+	FWMapRulesDport      = "rules_dport"
+	FWMapRulesDst        = "rules_dst"
+	FWMapRulesSport      = "rules_sport"
+	FWMapRulesSrc        = "rules_src"
+	FWMapZones           = "zones"
+	FWProgFwDecide       = "fw_decide"
+	FWProgFwTc           = "fw_tc"
+	FWProgFwTcOut        = "fw_tc_out"
+	FWProgFwXdp          = "fw_xdp"
+	FWVarAnyDport        = "any_dport"
+	FWVarAnyEarly        = "any_early"
+	FWVarAnyHostsDst     = "any_hosts_dst"
+	FWVarAnyHostsSrc     = "any_hosts_src"
+	FWVarAnyInspect      = "any_inspect"
+	FWVarAnySport        = "any_sport"
+	FWVarDefaultForward  = "default_forward"
+	FWVarDefaultInput    = "default_input"
+	FWVarDefaultOutput   = "default_output"
+	FWVarFlagSets        = "flag_sets"
+	FWVarGeneration      = "generation"
+	FWVarL4Sets          = "l4_sets"
+	FWVarMarkMask        = "mark_mask"
+	FWVarMarkShift       = "mark_shift"
+	FWVarMarkSince       = "mark_since"
+	FWVarOnMalformed     = "on_malformed"
+	FWVarOnMidstream     = "on_midstream"
+	FWVarRuleWords       = "rule_words"
+	FWVarRules           = "rules"
+	FWVarTimeouts        = "timeouts"
+	FWVarUnusedFlowState = "unused_flow_state"
+	FWVarUnusedLimits    = "unused_limits"
+	FWVarZoneClassesTo   = "zone_classes_to"
+	FWVarZoneFrom        = "zone_from"
+	FWVarZoneSets        = "zone_sets"
+	FWVarZoneTo          = "zone_to"
 )
 
 // LoadFW returns the embedded CollectionSpec for FW.
@@ -239,6 +265,7 @@ type FWMapSpecs struct {
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	Fragments  *ebpf.MapSpec `ebpf:"fragments"`
+	HalfOpen   *ebpf.MapSpec `ebpf:"half_open"`
 	HostsDst   *ebpf.MapSpec `ebpf:"hosts_dst"`
 	HostsSrc   *ebpf.MapSpec `ebpf:"hosts_src"`
 	RuleSets   *ebpf.MapSpec `ebpf:"rule_sets"`
@@ -253,29 +280,32 @@ type FWMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWVariableSpecs struct {
-	AnyDport       *ebpf.VariableSpec `ebpf:"any_dport"`
-	AnyEarly       *ebpf.VariableSpec `ebpf:"any_early"`
-	AnyHostsDst    *ebpf.VariableSpec `ebpf:"any_hosts_dst"`
-	AnyHostsSrc    *ebpf.VariableSpec `ebpf:"any_hosts_src"`
-	AnySport       *ebpf.VariableSpec `ebpf:"any_sport"`
-	DefaultForward *ebpf.VariableSpec `ebpf:"default_forward"`
-	DefaultInput   *ebpf.VariableSpec `ebpf:"default_input"`
-	DefaultOutput  *ebpf.VariableSpec `ebpf:"default_output"`
-	FlagSets       *ebpf.VariableSpec `ebpf:"flag_sets"`
-	Generation     *ebpf.VariableSpec `ebpf:"generation"`
-	L4Sets         *ebpf.VariableSpec `ebpf:"l4_sets"`
-	MarkMask       *ebpf.VariableSpec `ebpf:"mark_mask"`
-	MarkShift      *ebpf.VariableSpec `ebpf:"mark_shift"`
-	MarkSince      *ebpf.VariableSpec `ebpf:"mark_since"`
-	OnMalformed    *ebpf.VariableSpec `ebpf:"on_malformed"`
-	OnMidstream    *ebpf.VariableSpec `ebpf:"on_midstream"`
-	RuleWords      *ebpf.VariableSpec `ebpf:"rule_words"`
-	Rules          *ebpf.VariableSpec `ebpf:"rules"`
-	UnusedLimits   *ebpf.VariableSpec `ebpf:"unused_limits"`
-	ZoneClassesTo  *ebpf.VariableSpec `ebpf:"zone_classes_to"`
-	ZoneFrom       *ebpf.VariableSpec `ebpf:"zone_from"`
-	ZoneSets       *ebpf.VariableSpec `ebpf:"zone_sets"`
-	ZoneTo         *ebpf.VariableSpec `ebpf:"zone_to"`
+	AnyDport        *ebpf.VariableSpec `ebpf:"any_dport"`
+	AnyEarly        *ebpf.VariableSpec `ebpf:"any_early"`
+	AnyHostsDst     *ebpf.VariableSpec `ebpf:"any_hosts_dst"`
+	AnyHostsSrc     *ebpf.VariableSpec `ebpf:"any_hosts_src"`
+	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
+	AnySport        *ebpf.VariableSpec `ebpf:"any_sport"`
+	DefaultForward  *ebpf.VariableSpec `ebpf:"default_forward"`
+	DefaultInput    *ebpf.VariableSpec `ebpf:"default_input"`
+	DefaultOutput   *ebpf.VariableSpec `ebpf:"default_output"`
+	FlagSets        *ebpf.VariableSpec `ebpf:"flag_sets"`
+	Generation      *ebpf.VariableSpec `ebpf:"generation"`
+	L4Sets          *ebpf.VariableSpec `ebpf:"l4_sets"`
+	MarkMask        *ebpf.VariableSpec `ebpf:"mark_mask"`
+	MarkShift       *ebpf.VariableSpec `ebpf:"mark_shift"`
+	MarkSince       *ebpf.VariableSpec `ebpf:"mark_since"`
+	OnMalformed     *ebpf.VariableSpec `ebpf:"on_malformed"`
+	OnMidstream     *ebpf.VariableSpec `ebpf:"on_midstream"`
+	RuleWords       *ebpf.VariableSpec `ebpf:"rule_words"`
+	Rules           *ebpf.VariableSpec `ebpf:"rules"`
+	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	UnusedFlowState *ebpf.VariableSpec `ebpf:"unused_flow_state"`
+	UnusedLimits    *ebpf.VariableSpec `ebpf:"unused_limits"`
+	ZoneClassesTo   *ebpf.VariableSpec `ebpf:"zone_classes_to"`
+	ZoneFrom        *ebpf.VariableSpec `ebpf:"zone_from"`
+	ZoneSets        *ebpf.VariableSpec `ebpf:"zone_sets"`
+	ZoneTo          *ebpf.VariableSpec `ebpf:"zone_to"`
 }
 
 // FWObjects contains all objects after they have been loaded into the kernel.
@@ -301,6 +331,7 @@ type FWMaps struct {
 	Counters   *ebpf.Map `ebpf:"counters"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Fragments  *ebpf.Map `ebpf:"fragments"`
+	HalfOpen   *ebpf.Map `ebpf:"half_open"`
 	HostsDst   *ebpf.Map `ebpf:"hosts_dst"`
 	HostsSrc   *ebpf.Map `ebpf:"hosts_src"`
 	RuleSets   *ebpf.Map `ebpf:"rule_sets"`
@@ -316,6 +347,7 @@ func (m *FWMaps) Close() error {
 		m.Counters,
 		m.Flows,
 		m.Fragments,
+		m.HalfOpen,
 		m.HostsDst,
 		m.HostsSrc,
 		m.RuleSets,
@@ -331,29 +363,32 @@ func (m *FWMaps) Close() error {
 //
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWVariables struct {
-	AnyDport       *ebpf.Variable `ebpf:"any_dport"`
-	AnyEarly       *ebpf.Variable `ebpf:"any_early"`
-	AnyHostsDst    *ebpf.Variable `ebpf:"any_hosts_dst"`
-	AnyHostsSrc    *ebpf.Variable `ebpf:"any_hosts_src"`
-	AnySport       *ebpf.Variable `ebpf:"any_sport"`
-	DefaultForward *ebpf.Variable `ebpf:"default_forward"`
-	DefaultInput   *ebpf.Variable `ebpf:"default_input"`
-	DefaultOutput  *ebpf.Variable `ebpf:"default_output"`
-	FlagSets       *ebpf.Variable `ebpf:"flag_sets"`
-	Generation     *ebpf.Variable `ebpf:"generation"`
-	L4Sets         *ebpf.Variable `ebpf:"l4_sets"`
-	MarkMask       *ebpf.Variable `ebpf:"mark_mask"`
-	MarkShift      *ebpf.Variable `ebpf:"mark_shift"`
-	MarkSince      *ebpf.Variable `ebpf:"mark_since"`
-	OnMalformed    *ebpf.Variable `ebpf:"on_malformed"`
-	OnMidstream    *ebpf.Variable `ebpf:"on_midstream"`
-	RuleWords      *ebpf.Variable `ebpf:"rule_words"`
-	Rules          *ebpf.Variable `ebpf:"rules"`
-	UnusedLimits   *ebpf.Variable `ebpf:"unused_limits"`
-	ZoneClassesTo  *ebpf.Variable `ebpf:"zone_classes_to"`
-	ZoneFrom       *ebpf.Variable `ebpf:"zone_from"`
-	ZoneSets       *ebpf.Variable `ebpf:"zone_sets"`
-	ZoneTo         *ebpf.Variable `ebpf:"zone_to"`
+	AnyDport        *ebpf.Variable `ebpf:"any_dport"`
+	AnyEarly        *ebpf.Variable `ebpf:"any_early"`
+	AnyHostsDst     *ebpf.Variable `ebpf:"any_hosts_dst"`
+	AnyHostsSrc     *ebpf.Variable `ebpf:"any_hosts_src"`
+	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
+	AnySport        *ebpf.Variable `ebpf:"any_sport"`
+	DefaultForward  *ebpf.Variable `ebpf:"default_forward"`
+	DefaultInput    *ebpf.Variable `ebpf:"default_input"`
+	DefaultOutput   *ebpf.Variable `ebpf:"default_output"`
+	FlagSets        *ebpf.Variable `ebpf:"flag_sets"`
+	Generation      *ebpf.Variable `ebpf:"generation"`
+	L4Sets          *ebpf.Variable `ebpf:"l4_sets"`
+	MarkMask        *ebpf.Variable `ebpf:"mark_mask"`
+	MarkShift       *ebpf.Variable `ebpf:"mark_shift"`
+	MarkSince       *ebpf.Variable `ebpf:"mark_since"`
+	OnMalformed     *ebpf.Variable `ebpf:"on_malformed"`
+	OnMidstream     *ebpf.Variable `ebpf:"on_midstream"`
+	RuleWords       *ebpf.Variable `ebpf:"rule_words"`
+	Rules           *ebpf.Variable `ebpf:"rules"`
+	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	UnusedFlowState *ebpf.Variable `ebpf:"unused_flow_state"`
+	UnusedLimits    *ebpf.Variable `ebpf:"unused_limits"`
+	ZoneClassesTo   *ebpf.Variable `ebpf:"zone_classes_to"`
+	ZoneFrom        *ebpf.Variable `ebpf:"zone_from"`
+	ZoneSets        *ebpf.Variable `ebpf:"zone_sets"`
+	ZoneTo          *ebpf.Variable `ebpf:"zone_to"`
 }
 
 // FWPrograms contains all programs after they have been loaded into the kernel.

@@ -22,6 +22,7 @@ const (
 type Tables struct {
 	defaults policy.Defaults
 	failure  policy.Failure
+	timeouts policy.Timeouts
 	mask     uint32
 	rules    []tableRule
 	sets     *setPool
@@ -35,7 +36,8 @@ type Tables struct {
 	sport, dport []uint32 // sets, noPorts + 1 of them; nil where no rule looks
 	src, dst     addrTable
 
-	early bool // some rule drops whatever the zone out is
+	early   bool // some rule drops whatever the zone out is
+	inspect bool // some rule inspects
 }
 
 // tableRule is what a matched rule does.
@@ -58,12 +60,14 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	t := &Tables{
 		defaults: p.Defaults,
 		failure:  p.Failure,
+		timeouts: p.Timeouts,
 		mask:     p.Marks.Mask,
 		sets:     newSetPool(len(p.Rules)),
 	}
 	for i := range p.Rules {
 		r := compileRule(&p.Rules[i])
 		t.early = t.early || r.early()
+		t.inspect = t.inspect || r.action == policy.ActionInspect
 		t.rules = append(t.rules, r)
 	}
 	t.compileZones(p.Rules)

@@ -52,6 +52,8 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarL4Sets:        t.proto,
 		gen.FWVarFlagSets:      t.flags,
 		gen.FWVarAnyEarly:      t.early,
+		gen.FWVarAnyInspect:    t.inspect,
+		gen.FWVarTimeouts:      t.encodeTimeouts(),
 		gen.FWVarAnyHostsSrc:   len(t.src.hosts) > 0,
 		gen.FWVarAnyHostsDst:   len(t.dst.hosts) > 0,
 		gen.FWVarAnySport:      t.sport != nil,
@@ -98,6 +100,13 @@ func (g *generation) encodeMarks() (since [maxMarks]uint32) {
 		}
 	}
 	return since
+}
+
+func (t *Tables) encodeTimeouts() (ns [gen.FWFlowStateSTATE_COUNT]uint64) {
+	for state, d := range t.timeouts {
+		ns[state] = uint64(d)
+	}
+	return ns
 }
 
 func encodeBool(b bool) uint8 {

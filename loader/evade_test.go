@@ -68,7 +68,7 @@ func TestEntryOfALeavingPacketSpeaksForReplies(t *testing.T) {
 			unasked := udp(server, client, 9, 9)
 			expect(t, "an unasked packet leaves", b.leaves(f, b.lan, b.wan, unasked), passes)
 			expect(t, "from elsewhere", b.arrives(f, b.lan, udp(server, client, 9, 9)), passes) // by the rule "out"
-			if err := f.objs.Flows.Delete(keyOf(unasked)); err != nil {
+			if err := f.objs.HalfOpen.Delete(keyOf(unasked)); err != nil {
 				t.Fatal(err)
 			}
 			expect(t, "an unasked packet leaves again", b.leaves(f, b.lan, b.wan, unasked), passes)

@@ -39,7 +39,8 @@ type Options struct {
 	PinDir string  // DefaultPinDir
 	XDP    XDPMode // XDPAuto
 	TC     TCMode  // TCAuto
-	Flows  int     // entries of the flow table: 131,072
+	Flows  int     // known flows at most: 131,072
+	Half   int     // flows at most whose endpoints have not both spoken: 65,536
 	Log    *slog.Logger
 }
 
@@ -99,6 +100,9 @@ func (f *Firewall) load(tables *Tables, g *generation, shared map[string]*ebpf.M
 	}
 	if f.opts.Flows != 0 {
 		spec.Maps[gen.FWMapFlows].MaxEntries = uint32(f.opts.Flows)
+	}
+	if f.opts.Half != 0 {
+		spec.Maps[gen.FWMapHalfOpen].MaxEntries = uint32(f.opts.Half)
 	}
 	objs := new(gen.FWObjects)
 	if err := spec.LoadAndAssign(objs, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {

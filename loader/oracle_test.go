@@ -95,6 +95,15 @@ func randomRule(r *rand.Rand) policy.Rule {
 	return rule
 }
 
+// timeouts are those of a policy that says nothing of them.
+var timeouts = func() policy.Timeouts {
+	p, err := policy.ParseBytes("", []byte("version: 1\nzones: { lan: [lan0] }\n"), "")
+	if err != nil {
+		panic(err)
+	}
+	return p.Timeouts
+}()
+
 func randomPolicy(r *rand.Rand) *policy.Policy {
 	p := &policy.Policy{
 		Zones: []policy.Zone{{Name: "lan"}, {Name: "wan"}},
@@ -107,7 +116,8 @@ func randomPolicy(r *rand.Rand) *policy.Policy {
 			Malformed: pick(r, policy.ActionAccept, policy.ActionDrop),
 			Midstream: pick(r, policy.ActionInspect, policy.ActionAccept, policy.ActionDrop),
 		},
-		Marks: policy.Marks{Mask: pick[uint32](r, 0x00ff0000, 0xff000000, 0x7f)},
+		Timeouts: timeouts,
+		Marks:    policy.Marks{Mask: pick[uint32](r, 0x00ff0000, 0xff000000, 0x7f)},
 	}
 	inspecting := 0
 	for range pick(r, 1, 3, 10, 63, 64, 65, 129, 1000, 4096) {

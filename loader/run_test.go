@@ -64,7 +64,7 @@ func (b *bench) index(name string) uint32 {
 // load loads a policy whose zones are lan and wan, in this order.
 func (b *bench) load(p *policy.Policy) *Firewall {
 	b.tb.Helper()
-	f, err := Load(p, Options{Flows: 4096})
+	f, err := Load(p, Options{Flows: 4096, Half: 4096})
 	if err != nil {
 		b.tb.Fatalf("loading: %+v", err)
 	}
@@ -108,6 +108,9 @@ func (f *Firewall) entry(tb testing.TB, flow pktbuf.Flow) (e gen.FWFlow, ok bool
 	tb.Helper()
 	key, _ := encodeFlow(flow)
 	err := f.objs.Flows.Lookup(key, &e)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = f.objs.HalfOpen.Lookup(key, &e)
+	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		tb.Fatal(err)
 	}
@@ -117,8 +120,10 @@ func (f *Firewall) entry(tb testing.TB, flow pktbuf.Flow) (e gen.FWFlow, ok bool
 func (f *Firewall) dropEntry(tb testing.TB, flow pktbuf.Flow) {
 	tb.Helper()
 	key, _ := encodeFlow(flow)
-	if err := f.objs.Flows.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		tb.Fatal(err)
+	for _, table := range []*ebpf.Map{f.objs.Flows, f.objs.HalfOpen} {
+		if err := table.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			tb.Fatal(err)
+		}
 	}
 }
 

@@ -29,7 +29,8 @@ func defaultPolicy() *Policy {
 			Malformed:  ActionDrop,
 			Midstream:  ActionInspect,
 		},
-		Marks: Marks{Mask: 0x00ff_0000},
+		Timeouts: defaultTimeouts(),
+		Marks:    Marks{Mask: 0x00ff_0000},
 	}
 }
 
@@ -152,6 +153,9 @@ func (p *reader) read(root *node) {
 	}
 	if v := top["failure"]; v != nil {
 		p.readFailure(v)
+	}
+	if v := top["timeouts"]; v != nil {
+		p.readTimeouts(v)
 	}
 	mask := root.pos
 	if v := top["marks"]; v != nil {

@@ -49,6 +49,7 @@ type Policy struct {
 	Zones    []Zone
 	Defaults Defaults
 	Failure  Failure
+	Timeouts Timeouts
 	Marks    Marks
 	Lists    []*List
 	Rules    []Rule

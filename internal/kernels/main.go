@@ -44,7 +44,7 @@ func main() {
 	pflag.StringVar(&o.command, "command", "./cmd/hybridfw", "command to put into the guests, \"\" for none")
 	pflag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	pflag.BoolVar(&o.short, "short", true, "run the tests with -short: emulation is some 20 times slower")
-	pflag.DurationVar(&o.limit, "timeout", 10*time.Minute, "time for one package on one kernel, from start to end")
+	pflag.DurationVar(&o.limit, "timeout", 20*time.Minute, "time for one package on one kernel, from start to end")
 	pflag.IntVar(&o.memory, "memory", 1024, "memory of a guest in MiB")
 	pflag.IntVar(&o.jobs, "jobs", runtime.NumCPU(), "guests that run at the same time")
 	pflag.BoolVarP(&o.verbose, "verbose", "v", false, "show the guests' consoles")
