@@ -36,12 +36,12 @@ var errNotExist = fs.ErrNotExist
 
 // Options configure a Firewall. The zero value of each field is its default.
 type Options struct {
-	PinDir string  // DefaultPinDir
-	XDP    XDPMode // XDPAuto
-	TC     TCMode  // TCAuto
-	Flows  int     // known flows at most: 131,072
-	Half   int     // flows at most whose endpoints have not both spoken: 65,536
-	Log    *slog.Logger
+	PinDir   string  // DefaultPinDir
+	XDP      XDPMode // XDPAuto
+	TC       TCMode  // TCAuto
+	Flows    int     // known flows at most: 131,072
+	HalfOpen int     // flows at most that only one endpoint has spoken in: 65,536
+	Log      *slog.Logger
 }
 
 // Firewall is a loaded kernel half. Its methods may be called by several
@@ -101,8 +101,8 @@ func (f *Firewall) load(tables *Tables, g *generation, shared map[string]*ebpf.M
 	if f.opts.Flows != 0 {
 		spec.Maps[gen.FWMapFlows].MaxEntries = uint32(f.opts.Flows)
 	}
-	if f.opts.Half != 0 {
-		spec.Maps[gen.FWMapHalfOpen].MaxEntries = uint32(f.opts.Half)
+	if f.opts.HalfOpen != 0 {
+		spec.Maps[gen.FWMapHalfOpen].MaxEntries = uint32(f.opts.HalfOpen)
 	}
 	objs := new(gen.FWObjects)
 	if err := spec.LoadAndAssign(objs, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {

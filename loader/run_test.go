@@ -64,7 +64,7 @@ func (b *bench) index(name string) uint32 {
 // load loads a policy whose zones are lan and wan, in this order.
 func (b *bench) load(p *policy.Policy) *Firewall {
 	b.tb.Helper()
-	f, err := Load(p, Options{Flows: 4096, Half: 4096})
+	f, err := Load(p, Options{Flows: 4096, HalfOpen: 4096})
 	if err != nil {
 		b.tb.Fatalf("loading: %+v", err)
 	}

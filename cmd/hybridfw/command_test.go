@@ -106,6 +106,7 @@ func TestUsageErrors(t *testing.T) {
 		{"run --queue 65535 --queues 2", `hybridfw run: --queue 65535 with 2 queues: the last would be 65536, expected 65535 at most (see 'hybridfw help run')`},
 		{"run --queues 257", `hybridfw run: --queues 257: expected 1 to 256, or 0 for one per CPU (see 'hybridfw help run')`},
 		{"run --flows 0", `hybridfw run: --flows 0: expected 1 to 268435456 (see 'hybridfw help run')`},
+		{"run --half-open 0", `hybridfw run: --half-open 0: expected 1 to 268435456 (see 'hybridfw help run')`},
 		{"run --flows 268435457", `hybridfw run: --flows 268435457: expected 1 to 268435456 (see 'hybridfw help run')`},
 		{"run --iface ../eth0", `hybridfw run: --iface ../eth0: "../eth0" is not the name of an interface (see 'hybridfw help run')`},
 		{"run --iface a-name-of-16-chr", `hybridfw run: --iface a-name-of-16-chr: "a-name-of-16-chr" is not the name of an interface (see 'hybridfw help run')`},

@@ -45,6 +45,7 @@ type runOptions struct {
 	queue     int
 	queues    int
 	flows     int
+	halfOpen  int
 	logFormat string
 }
 
@@ -68,7 +69,8 @@ it over; 'hybridfw detach' removes it.`,
 		flags.StringVar(&o.tc, "tc", string(loader.TCAuto), "tc `mode`: auto, tcx or clsact")
 		flags.IntVar(&o.queue, "queue", defaultQueue, "first netfilter queue `number`")
 		flags.IntVar(&o.queues, "queues", 0, "`number` of queues (default: one per CPU)")
-		flags.IntVar(&o.flows, "flows", 131072, "`entries` of the flow table")
+		flags.IntVar(&o.flows, "flows", 131072, "known `flows` at most")
+		flags.IntVar(&o.halfOpen, "half-open", 65536, "`flows` at most that only one endpoint has spoken in")
 		flags.StringVar(&o.logFormat, "log-format", "text", "log `format`: text or json")
 		o.declare(flags)
 		return func(ctx context.Context, e env, args []string) error {
@@ -116,8 +118,13 @@ func (o *runOptions) check() error {
 	if last := o.queue + o.queues - 1; last > 65535 {
 		return usagef("--queue %d with %d queues: the last would be %d, expected 65535 at most", o.queue, o.queues, last)
 	}
-	if o.flows < 1 || o.flows > 1<<28 {
-		return usagef("--flows %d: expected 1 to %d", o.flows, 1<<28)
+	for _, size := range []struct {
+		flag    string
+		entries int
+	}{{"flows", o.flows}, {"half-open", o.halfOpen}} {
+		if size.entries < 1 || size.entries > 1<<28 {
+			return usagef("--%s %d: expected 1 to %d", size.flag, size.entries, 1<<28)
+		}
 	}
 	return nil
 }
@@ -268,7 +275,7 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 		Seen:    d.names.seen,
 	}
 	d.kernel, err = loader.Load(p, loader.Options{
-		PinDir: o.pinDir, XDP: loader.XDPMode(o.xdp), TC: loader.TCMode(o.tc), Flows: o.flows, Log: log,
+		PinDir: o.pinDir, XDP: loader.XDPMode(o.xdp), TC: loader.TCMode(o.tc), Flows: o.flows, HalfOpen: o.halfOpen, Log: log,
 	})
 	if err != nil {
 		return nil, err
