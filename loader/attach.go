@@ -16,13 +16,30 @@ import (
 // attachment is one guarded interface.
 type attachment struct {
 	iface Interface
-	hooks []hook // in the order of attaching
+	hooks []placedHook // in the order of attaching
 }
 
 // hook is one place where a program is attached: a BPF link or a clsact filter.
 type hook interface {
+	// update swaps the program in one step.
+	update(prog *ebpf.Program) error
 	close() error
 }
+
+// placedHook is a hook with its name, which tells its program.
+type placedHook struct {
+	hook
+	name string
+}
+
+// Names of hooks.
+const (
+	hookEgress  = "egress"
+	hookIngress = "ingress"
+	hookXDP     = "xdp"
+)
+
+var hookPlaces = []string{hookXDP, hookIngress, hookEgress}
 
 // Interface describes a guarded interface.
 type Interface struct {
@@ -44,9 +61,9 @@ func (a *attachment) close() error {
 // release takes the programs off, and keeps what is still to be closed.
 func (a *attachment) release() error {
 	var errs []error
-	var kept []hook
+	var kept []placedHook
 	for _, h := range slices.Backward(a.hooks) {
-		if c, ok := h.(*clsactFilter); ok {
+		if c, ok := h.hook.(*clsactFilter); ok {
 			errs = append(errs, removeFilter(c.link, c.parent))
 			kept = append(kept, h)
 			continue
@@ -71,67 +88,81 @@ func (f *Firewall) Interfaces() []Interface {
 
 // attach guards one interface, if a zone has it.
 func (f *Firewall) attach(l netlink.Link) error {
-	attrs := l.Attrs()
-	zone := f.policy.Zone(attrs.Name)
-	if zone == policy.ZoneNone {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.attached[l.Attrs().Index] != nil {
 		return nil
+	}
+	_, err := f.attachTo(&f.instance, l)
+	return err
+}
+
+// attachTo guards one interface by an instance's programs, if a zone of it has the
+// interface. It returns nil where nothing is to be guarded. The caller holds f.mu.
+func (f *Firewall) attachTo(in *instance, l netlink.Link) (*attachment, error) {
+	attrs := l.Attrs()
+	zone := in.policy.Zone(attrs.Name)
+	if zone == policy.ZoneNone {
+		return nil, nil
 	}
 	if why := unfit(l); why != "" {
 		if attrs.EncapType != "loopback" {
 			f.opts.Log.Warn("interface not guarded", "name", attrs.Name, "because", why)
 		}
-		return nil
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.attached[attrs.Index] != nil {
-		return nil
+		return nil, nil
 	}
 	// The zone is known before the first packet is judged by it.
-	if err := f.enterZone(l); err != nil {
-		return err
+	if err := in.enterZone(l); err != nil {
+		return nil, err
 	}
-	a := &attachment{iface: Interface{Name: attrs.Name, Index: attrs.Index, Zone: f.policy.Zones[zone-1].Name}}
-	if err := f.attachHooks(a, l); err != nil {
+	a := &attachment{iface: Interface{Name: attrs.Name, Index: attrs.Index, Zone: in.policy.ZoneName(zone)}}
+	if err := f.attachHooks(in, a, l); err != nil {
 		// Out of its zone too: what comes from a guarded zone counts as judged
 		// when it leaves by another.
-		undone := errors.Join(a.close(), f.objs.Zones.Delete(uint32(attrs.Index)))
+		undone := errors.Join(a.close(), in.leaveZone(attrs.Index))
 		if errors.Is(err, syscall.ENODEV) && undone == nil {
 			f.opts.Log.Warn("interface is gone before it was guarded", "name", attrs.Name)
-			return nil
+			return nil, nil
 		}
-		return errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), undone)
+		return nil, errors.Join(fmt.Errorf("guarding %s: %w", attrs.Name, err), undone)
 	}
 	f.attached[attrs.Index] = a
 	f.opts.Log.Info("interface guarded", "name", attrs.Name, "zone", a.iface.Zone, "xdp", a.iface.XDP, "tc", a.iface.TC)
-	return nil
+	return a, nil
 }
 
 // enterZone tells the programs an interface's zone, if it has one and can be
 // guarded.
-func (f *Firewall) enterZone(l netlink.Link) error {
-	zone := f.policy.Zone(l.Attrs().Name)
+func (i *instance) enterZone(l netlink.Link) error {
+	zone := i.policy.Zone(l.Attrs().Name)
 	if zone == policy.ZoneNone || unfit(l) != "" {
 		return nil
 	}
-	if err := f.objs.Zones.Put(uint32(l.Attrs().Index), uint8(zone)); err != nil {
+	if err := i.objs.Zones.Put(uint32(l.Attrs().Index), uint8(zone)); err != nil {
 		return fmt.Errorf("entering %s into its zone: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+func (i *instance) leaveZone(ifindex int) error {
+	if err := i.objs.Zones.Delete(uint32(ifindex)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("taking an interface out of its zone: %w", err)
 	}
 	return nil
 }
 
 // attachHooks attaches the outgoing program first: flows that leave must be
 // known before the incoming one judges their replies.
-func (f *Firewall) attachHooks(a *attachment, l netlink.Link) error {
+func (f *Firewall) attachHooks(in *instance, a *attachment, l netlink.Link) error {
 	for _, dir := range []direction{
-		{"egress", f.objs.FwTcOut, ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
-		{"ingress", f.objs.FwTc, ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
+		{hookEgress, in.objs.FwTcOut, ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+		{hookIngress, in.objs.FwTc, ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
 	} {
 		h, mode, err := attachTC(f.opts, l, dir)
 		if err != nil {
 			return err
 		}
-		a.hooks = append(a.hooks, h)
+		a.hooks = append(a.hooks, placedHook{h, dir.name})
 		a.iface.TC = mode
 	}
 	if a.iface.TC == string(TCX) {
@@ -140,12 +171,12 @@ func (f *Firewall) attachHooks(a *attachment, l netlink.Link) error {
 			return err
 		}
 	}
-	h, mode, err := attachXDP(f.opts, l, f.objs.FwXdp)
+	h, mode, err := attachXDP(f.opts, l, in.objs.FwXdp)
 	if err != nil {
 		return err
 	}
 	if h != nil {
-		a.hooks = append(a.hooks, h)
+		a.hooks = append(a.hooks, placedHook{h, hookXDP})
 	}
 	a.iface.XDP = mode
 	return nil
@@ -224,7 +255,7 @@ func (f *Firewall) forget(ifindex int) {
 // release takes one interface out of the firewall. The caller holds f.mu.
 func (f *Firewall) release(a *attachment) {
 	delete(f.attached, a.iface.Index)
-	if err := errors.Join(a.close(), f.objs.Zones.Delete(uint32(a.iface.Index))); err != nil {
+	if err := errors.Join(a.close(), f.leaveZone(a.iface.Index)); err != nil {
 		f.opts.Log.Warn("interface released with errors", "name", a.iface.Name, "err", err)
 		return
 	}

@@ -52,11 +52,11 @@ type Firewall struct {
 	decide *ebpf.Program // of the first policy: it looks at nothing that is a policy's own
 
 	applying sync.Mutex // one policy after the other
+	numbered uint32     // the last generation's number
 	current  atomic.Pointer[generation]
 
 	mu       sync.Mutex
-	policy   *policy.Policy
-	objs     gen.FWObjects       // of the policy in force
+	instance                     // in force
 	attached map[int]*attachment // by ifindex
 }
 
@@ -76,13 +76,13 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, explainLoad(fmt.Errorf("raising the locked-memory limit: %w", err))
 	}
-	f := &Firewall{opts: opts, policy: p, attached: make(map[int]*attachment)}
-	g := new(generation).next(tables)
+	f := &Firewall{opts: opts, numbered: 1, attached: make(map[int]*attachment)}
+	g := new(generation).next(tables, f.numbered)
 	objs, err := f.load(tables, g, nil)
 	if err != nil {
 		return nil, explainLoad(err)
 	}
-	f.objs = *objs
+	f.instance = instance{policy: p, objs: *objs}
 	f.decide = f.objs.FwDecide
 	f.current.Store(g)
 	return f, nil
@@ -138,7 +138,7 @@ func (f *Firewall) Attach() error {
 	if err != nil {
 		return fmt.Errorf("listing interfaces: %w", err)
 	}
-	if err := f.checkInterfaces(links); err != nil {
+	if err := checkInterfaces(f.policy, links); err != nil {
 		return err
 	}
 	if f.lock, err = lockPins(f.opts.PinDir); err != nil {
@@ -172,13 +172,13 @@ func (f *Firewall) attachAll(links []netlink.Link) error {
 // checkInterfaces reports interfaces that the policy names, not by a glob, and
 // that are not there, more likely a slip than an intention, or cannot be
 // guarded.
-func (f *Firewall) checkInterfaces(links []netlink.Link) error {
+func checkInterfaces(p *policy.Policy, links []netlink.Link) error {
 	byName := make(map[string]netlink.Link, len(links))
 	for _, l := range links {
 		byName[l.Attrs().Name] = l
 	}
-	for _, zone := range f.policy.Zones {
-		at := fmt.Sprintf("%s:%v: zone %s", f.policy.File, zone.Pos, zone.Name)
+	for _, zone := range p.Zones {
+		at := fmt.Sprintf("%s:%v: zone %s", p.File, zone.Pos, zone.Name)
 		for _, name := range zone.Interfaces {
 			if strings.ContainsAny(name, "*?") {
 				continue
@@ -222,7 +222,11 @@ func (f *Firewall) Decide(flow pktbuf.Flow, action policy.Action, mark uint16) e
 }
 
 // Stats reads the counters.
-func (f *Firewall) Stats() (Stats, error) { return readStats(f.objs.Counters) }
+func (f *Firewall) Stats() (Stats, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return readStats(f.objs.Counters)
+}
 
 // Release takes the programs off all interfaces, so that no packet is marked any
 // more, and leaves what cannot be removed without loss to Detach: while a clsact

@@ -18,11 +18,12 @@ type meaning struct {
 	since uint32 // the first generation in which the field stood for this rule
 }
 
-// next is the generation of the policy that replaces g's. A field that stood for
+// next is the generation of the policy that replaces g's. Its number is above all
+// that were given before. A field that stood for
 // a rule of the same text goes on doing so: who numbers the rules gives it to no
 // other (policy.Policy.Succeed).
-func (g *generation) next(t *Tables) *generation {
-	n := &generation{number: g.number + 1, marks: maps.Clone(g.marks)}
+func (g *generation) next(t *Tables, number uint32) *generation {
+	n := &generation{number: number, marks: maps.Clone(g.marks)}
 	if n.marks == nil {
 		n.marks = make(map[uint16]meaning)
 	}

@@ -88,6 +88,8 @@ func takeOverLink(path string, prog *ebpf.Program) (hook, error) {
 	return &pinnedLink{l}, nil
 }
 
+func (p *pinnedLink) update(prog *ebpf.Program) error { return p.link.Update(prog) }
+
 func (p *pinnedLink) close() error {
 	// Detaching takes effect at once, whoever else holds the link.
 	err := p.link.Detach()
@@ -126,7 +128,7 @@ func (f *Firewall) dropStale(links []netlink.Link) error {
 			}
 			continue
 		}
-		for _, hook := range []string{"xdp", "ingress", "egress"} {
+		for _, hook := range hookPlaces {
 			keep[linkPin(f.opts.PinDir, hook, i)] = true
 		}
 	}
@@ -143,7 +145,7 @@ func (f *Firewall) dropStale(links []netlink.Link) error {
 
 func linkPins(dir string) ([]string, error) {
 	var pins []string
-	for _, hook := range []string{"xdp", "ingress", "egress"} {
+	for _, hook := range hookPlaces {
 		found, err := filepath.Glob(filepath.Join(dir, hook+"-*"))
 		if err != nil {
 			return nil, err

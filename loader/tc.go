@@ -115,23 +115,32 @@ func attachClsact(l netlink.Link, dir direction, mark string) (hook, error) {
 	if err := addClsact(l, mark); err != nil {
 		return nil, err
 	}
-	// Replacing is one step: a filter that a killed process left guards on.
+	c := &clsactFilter{link: l, parent: dir.parent, mark: mark}
+	if err := c.update(dir.prog); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// update adds the filter, or replaces the one that is there in one step: one that
+// a killed process left guards on.
+func (c *clsactFilter) update(prog *ebpf.Program) error {
 	err := netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: l.Attrs().Index,
-			Parent:    dir.parent,
+			LinkIndex: c.link.Attrs().Index,
+			Parent:    c.parent,
 			Handle:    filterHandle,
 			Priority:  filterPriority,
 			Protocol:  syscall.ETH_P_ALL,
 		},
-		Fd:           dir.prog.FD(),
+		Fd:           prog.FD(),
 		Name:         filterName,
 		DirectAction: true,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("adding the filter: %w", err)
+		return fmt.Errorf("adding the filter: %w", err)
 	}
-	return &clsactFilter{link: l, parent: dir.parent, mark: mark}, nil
+	return nil
 }
 
 func (c *clsactFilter) close() error {

@@ -32,7 +32,7 @@ var nativeDrivers = map[string]bool{
 // attachXDP attaches fw_xdp in the best mode that is wanted and possible, and
 // says which it was. Where it is off the hook is nil.
 func attachXDP(opts Options, l netlink.Link, prog *ebpf.Program) (hook, string, error) {
-	pin := linkPin(opts.PinDir, "xdp", l.Attrs().Index)
+	pin := linkPin(opts.PinDir, hookXDP, l.Attrs().Index)
 	for _, mode := range wantedXDP(opts.XDP, l.Attrs().Name) {
 		h, err := attachXDPMode(l, prog, mode, pin)
 		if err == nil {
