@@ -24,6 +24,7 @@ type instance struct {
 func (i *instance) sharedMaps() map[string]*ebpf.Map {
 	return map[string]*ebpf.Map{
 		gen.FWMapFlows:     i.objs.Flows,
+		gen.FWMapHalfOpen:  i.objs.HalfOpen,
 		gen.FWMapFragments: i.objs.Fragments,
 		gen.FWMapCounters:  i.objs.Counters,
 	}
@@ -196,18 +197,20 @@ func (f *Firewall) settleInterfaces() {
 func (f *Firewall) forgetJudgements(number uint32) error {
 	var key gen.FWFlowKey
 	var flow gen.FWFlow
-	entries := f.objs.Flows.Iterate()
-	for entries.Next(&key, &flow) {
-		if flow.Generation != number {
-			continue
+	for _, table := range []*ebpf.Map{f.objs.Flows, f.objs.HalfOpen} {
+		entries := table.Iterate()
+		for entries.Next(&key, &flow) {
+			if flow.Generation != number {
+				continue
+			}
+			flow.Generation = 0
+			if err := table.Update(key, flow, ebpf.UpdateExist); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("having a flow judged again: %w", err)
+			}
 		}
-		flow.Generation = 0
-		if err := f.objs.Flows.Update(key, flow, ebpf.UpdateExist); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("having a flow judged again: %w", err)
+		if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+			return fmt.Errorf("looking for flows to judge again: %w", err)
 		}
-	}
-	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return fmt.Errorf("looking for flows to judge again: %w", err)
 	}
 	return nil
 }
