@@ -181,7 +181,7 @@ func (h *Host) ServeTLS(address string) (*TLSServer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serving TLS on host %s: %w", h.Name, err)
 	}
-	s.StreamServer = h.serveStream(tls.NewListener(l, &tls.Config{GetCertificate: s.certificate}), l.Addr())
+	s.StreamServer = h.serveStream(tls.NewListener(l, &tls.Config{GetCertificate: s.Certificate}), l.Addr())
 	return s, nil
 }
 
@@ -194,9 +194,9 @@ func certificateFor(name string) *x509.Certificate {
 	}
 }
 
-// certificate notes the server name of a ClientHello that has arrived and makes
+// Certificate notes the server name of a ClientHello that has arrived and makes
 // a certificate for it.
-func (s *TLSServer) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+func (s *TLSServer) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	s.names = append(s.names, hello.ServerName)
 	s.mu.Unlock()
