@@ -8,7 +8,7 @@ import (
 var observeYAML []byte
 
 // Observe returns the policy that applies where there is none: everything
-// passes, names in DNS questions and TLS hellos are logged. Its zone "net" has
+// passes, names in DNS questions, hellos and HTTP requests are logged. Its zone "net" has
 // all interfaces. Each call returns a policy of its own, whose zone the caller
 // may narrow before use.
 func Observe() *Policy {

@@ -37,7 +37,8 @@ func TestObserve(t *testing.T) {
 		action Action
 	}{
 		{protoUDP, 53, ActionInspect}, {protoTCP, 443, ActionInspect}, {protoTCP, 853, ActionInspect},
-		{protoUDP, 443, ActionAccept}, {protoTCP, 22, ActionAccept}, {protoICMP, 0, ActionAccept},
+		{protoUDP, 443, ActionInspect}, {protoTCP, 53, ActionInspect}, {protoTCP, 80, ActionInspect},
+		{protoUDP, 80, ActionAccept}, {protoTCP, 22, ActionAccept}, {protoICMP, 0, ActionAccept},
 	} {
 		pkt := Packet{From: net, To: ZoneHost, Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("192.0.2.2"),
 			Proto: test.proto, HasPorts: test.port != 0, Dport: test.port}

@@ -33,8 +33,8 @@ var (
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}
 	stepKeys  = schema{
-		built: []string{"sni", "qname", "action", "answer", "log"},
-		later: []string{"host", "path", "alpn", "ja4", "qtype", "proto_l7", "ech", "list", "direction",
+		built: []string{"sni", "qname", "host", "path", "action", "answer", "log"},
+		later: []string{"alpn", "ja4", "qtype", "proto_l7", "ech", "list", "direction",
 			"replace", "redirect", "ttl"},
 	}
 )

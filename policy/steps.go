@@ -20,7 +20,14 @@ const (
 type Sight struct {
 	Kind NameKind
 	Name []byte // in any case, with or without a final dot; empty where there is none
-	Path []byte // NameHost: the request's path, escapes decoded, without the query
+
+	// Of an HTTP request. The path has its escapes decoded and no query.
+	Method, Path, Agent []byte
+
+	// Of a hello: the protocols offered as in the extension, and whether an
+	// encrypted hello is offered, in which case Name is the outer one.
+	ALPN []byte
+	ECH  bool
 }
 
 // MatchStep returns the first step that decides about what was seen, or -1, and
@@ -101,7 +108,7 @@ func (p *reader) readSteps(r *Rule, n *node) {
 		if decided != "" {
 			p.warnf(item.pos, "%s can never match: %s before it decides everything", item.path(), decided)
 		}
-		if values["sni"] == nil && values["qname"] == nil && values["action"] != nil && decided == "" {
+		if len(conditions(values)) == 0 && values["action"] != nil && decided == "" {
 			decided = item.path()
 		}
 		r.Steps = append(r.Steps, s)
@@ -112,6 +119,8 @@ func (p *reader) readSteps(r *Rule, n *node) {
 func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	p.nameMatch(values["sni"], &s.SNI)
 	p.nameMatch(values["qname"], &s.QName)
+	p.nameMatch(values["host"], &s.Host)
+	p.pathMatch(values["path"], s)
 	sound := p.action(values["action"], &s.Action, stepActions...)
 	if v := values["log"]; v != nil {
 		if v.kind != kindBool {
@@ -121,8 +130,8 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 			s.Log = strings.EqualFold(v.text, "true")
 		}
 	}
-	if values["sni"] != nil && values["qname"] != nil {
-		p.errorf(n.pos, "%s can never match: no packet has both sni and qname; expected one of them", n.path())
+	if c := conditions(values); len(c) > 1 {
+		p.errorf(n.pos, "%s can never match: no packet has both %s and %s; expected one of them", n.path(), c[0], c[1])
 	}
 	if sound && s.Action == ActionNone && !s.Log {
 		p.errorf(n.pos, "%s has no effect; expected an action, log: true or both", n.path())
@@ -139,6 +148,31 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 		p.errorf(n.pos, "%s.qname is missing; expected a name or a list, which action: rewrite needs", n.path())
 	case s.Action != ActionRewrite && answer != nil:
 		p.errorf(answer.pos, "%s has no effect without action: rewrite; expected that", answer.path())
+	}
+}
+
+// conditions names the conditions of a step, one for each protocol asked for.
+func conditions(values map[string]*node) (keys []string) {
+	for _, key := range []string{"sni", "qname", "host", "path"} {
+		http := len(keys) > 0 && keys[len(keys)-1] == "host" && key == "path"
+		if values[key] != nil && !http {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// pathMatch reads a path of HTTP requests.
+func (p *reader) pathMatch(n *node, s *Step) {
+	const want = `a path such as "/admin", or "/admin/*" for all that begin so`
+	switch {
+	case n == nil:
+	case !n.scalar():
+		p.want(n, want)
+	case !strings.HasPrefix(n.text, "/") || strings.Contains(strings.TrimSuffix(n.text, "*"), "*") || strings.ContainsAny(n.text, "?#%"):
+		p.invalid(n, want)
+	default:
+		s.Path = n.text
 	}
 }
 
@@ -192,6 +226,9 @@ func (p *reader) answer(n *node, s *Step) {
 // checkRewrite tells that what the host itself answers leaves no more by a hook
 // where it could be rewritten.
 func (p *reader) checkRewrite(r *Rule, step *node) {
+	if len(r.Proto) == 1 && r.Proto[0] == protoTCP {
+		p.errorf(step.pos, "%s: rewriting over TCP is not built yet; expected proto: udp in this rule", step.path())
+	}
 	switch r.To {
 	case ZoneHost:
 		p.errorf(step.pos, "%s: rewriting the host's own answers is not built yet; expected a rule to: a zone", step.path())
@@ -202,10 +239,12 @@ func (p *reader) checkRewrite(r *Rule, step *node) {
 
 // checkStep refuses conditions that the rule's protocols never have.
 func (p *reader) checkStep(r *Rule, values map[string]*node) {
-	if len(r.Proto) != 1 {
+	if len(r.Proto) != 1 || r.Proto[0] != protoUDP {
 		return
 	}
-	if v := values["qname"]; v != nil && r.Proto[0] == protoTCP {
-		p.errorf(v.pos, "%s over TCP is not built yet; expected proto: udp in this rule", v.path())
+	for _, key := range []string{"host", "path"} {
+		if v := values[key]; v != nil {
+			p.errorf(v.pos, "%s is for HTTP over TCP; expected proto: tcp in this rule", v.path())
+		}
 	}
 }

@@ -97,3 +97,48 @@ func TestNameMatchWithoutSet(t *testing.T) {
 		t.Error("no condition does not match everything")
 	}
 }
+
+func TestMatchStepOnRequests(t *testing.T) {
+	p := mustParse(t, requestsPolicy)
+	for _, test := range []struct {
+		kind       NameKind
+		host, path string
+		want       int
+	}{
+		{NameHost, "A.BAD.example.", "/", 0},
+		{NameHost, "bad.example", "/", -1},
+		{NameSNI, "a.bad.example", "/", -1},
+		{NameHost, "good.example", "/admin", 1},
+		{NameHost, "x.good.example", "/administrator/x", 1},
+		{NameHost, "good.example", "/adm", -1},
+		{NameHost, "other.example", "/admin", -1},
+		{NameHost, "other.example", "/secret", 2},
+		{NameHost, "", "/secret", 2},
+		{NameHost, "other.example", "/secret/", -1},
+		{NameHost, "other.example", "", -1},
+		{NameQName, "a.bad.example", "", -1},
+		{NameSNI, "exact.example", "", 3},
+		{NameHost, "exact.example", "", -1},
+		{NameNone, "", "/secret", -1},
+	} {
+		got, _ := p.Rules[0].MatchStep(&Sight{Kind: test.kind, Name: []byte(test.host), Path: []byte(test.path)})
+		if got != test.want {
+			t.Errorf("kind %d, %q %q: step %d, want %d", test.kind, test.host, test.path, got, test.want)
+		}
+	}
+}
+
+const requestsPolicy = `
+version: 1
+zones: {lan: [eth1]}
+rules:
+  - name: web
+    from: lan
+    proto: tcp
+    action: inspect
+    steps:
+      - {host: "*.bad.example", action: drop}
+      - {host: .good.example, path: "/admin*", action: drop}
+      - {path: /secret, action: drop}
+      - {sni: exact.example, action: drop}
+`

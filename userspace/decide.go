@@ -68,6 +68,11 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 			Reason: r.reason,
 			Log:    r.log,
 			Queued: queued,
+			Method: string(seen.Method),
+			Path:   string(seen.Path),
+			Agent:  string(seen.Agent),
+			ALPN:   alpnNames(seen.ALPN),
+			ECH:    seen.ECH,
 		})
 	}
 }
@@ -134,4 +139,16 @@ func (j *judge) tell(rule int, action policy.Action, reason Reason) bool {
 		return false
 	}
 	return true
+}
+
+// alpnNames are the protocols that a hello offers, with commas in between.
+func alpnNames(list []byte) string {
+	var names []byte
+	for r := (tlsReader{b: list}); len(r.b) > 0; {
+		if len(names) > 0 {
+			names = append(names, ',')
+		}
+		names = append(names, r.vector8()...)
+	}
+	return string(names)
 }

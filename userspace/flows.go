@@ -32,6 +32,8 @@ type flow struct {
 	rule    int32
 	seq     uint32 // TCP: where the stream's first bytes stand
 	stream  int32  // in flows.streams, 0 where nothing is kept
+	taken   int32  // bytes of the kept stream that have been judged
+	settled bool   // undecided, but nothing of it is waiting
 	packets int32  // seen, while undecided
 	bytes   int64  // of their payloads
 	at      int64  // last seen undecided, or decided
@@ -83,7 +85,7 @@ func (t *flows) find(k *pktbuf.Flow) *flow {
 
 // insert returns a cleared place for a flow that is not in the table: a free
 // one, else that of the flow which is missed least, nil where each is needed.
-// Decisions give way to new flows, flows that wait for their decision do not.
+// Decisions give way to new flows, flows with something that waits do not.
 func (t *flows) insert(k *pktbuf.Flow, now int64) *flow {
 	b, tag := t.place(k)
 	victim, oldest := -1, int64(0)
@@ -93,7 +95,7 @@ func (t *flows) insert(k *pktbuf.Flow, now int64) *flow {
 			break
 		}
 		f := &b.flows[i]
-		if (f.decided || now-f.at > flowIdle) && (victim < 0 || f.at < oldest) {
+		if (f.decided || f.settled || now-f.at > flowIdle) && (victim < 0 || f.at < oldest) {
 			victim, oldest = i, f.at
 		}
 	}

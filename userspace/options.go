@@ -27,13 +27,18 @@ type Decision struct {
 // Sighting is a name that an inspector saw.
 type Sighting struct {
 	Flow   pktbuf.Flow
-	Kind   string // "dns", "tls"
+	Kind   string // "dns", "tls", "quic", "http"
 	Name   string // lower case, no final dot, "" for a hello without one
 	Rule   int    // index into Policy.Rules
 	Action policy.Action
 	Reason Reason
-	Log    bool // a step that matched says log: true
-	Queued int  // packets of the flow that came to user space so far, this one included
+	Log    bool   // a step that matched says log: true
+	Method string // HTTP
+	Path   string // HTTP: escapes decoded, without the query
+	Agent  string // HTTP: User-Agent
+	ALPN   string // TLS and QUIC: the protocols offered, with commas in between
+	ECH    bool   // TLS and QUIC: an encrypted hello is offered; Name is the outer one
+	Queued int    // packets of the flow that came to user space so far, this one included
 }
 
 // Options configure a Stage and its Steering. The zero value of each field is

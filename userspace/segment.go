@@ -43,11 +43,14 @@ func (j *judge) segment(rule *policy.Rule) (policy.Action, Reason) {
 		seq++ // a SYN with data takes one number itself
 	}
 	if f != nil && f.decided {
-		if !j.beginsAgain(f, seq, payload) {
+		if j.isDNSStream(rule) || !j.beginsAgain(f, seq, payload) {
 			return j.again(f)
 		}
 		j.flows.remove(f)
 		f = nil
+	}
+	if j.isDNSStream(rule) {
+		return j.dnsSegment(rule, f, seq, payload)
 	}
 	return j.undecided(rule, f, seq, payload)
 }

@@ -182,11 +182,11 @@ func TestStreamThatEnds(t *testing.T) {
 		t.Errorf("the end in front of the start: %+v", s.decisions)
 	}
 	s.another()
-	if !s.segment(t, 0, []byte("hi"), fin) || len(s.decisions) != 1 || s.decisions[0].Reason != ReasonStep {
+	if !s.segment(t, 0, []byte("\x01\x02"), fin) || len(s.decisions) != 1 || s.decisions[0].Reason != ReasonStep {
 		t.Errorf("two bytes and the end: %+v", s.decisions)
 	}
 	s.another()
-	if !s.segment(t, 0, []byte("hi"), 0) || len(s.decisions) != 0 || !s.segment(t, 2, []byte(" there"), 0) || len(s.decisions) != 1 {
+	if !s.segment(t, 0, []byte("\x01\x02"), 0) || len(s.decisions) != 0 || !s.segment(t, 2, []byte(" there"), 0) || len(s.decisions) != 1 {
 		t.Errorf("two bytes, and more: %+v", s.decisions)
 	}
 }

@@ -20,6 +20,8 @@ const (
 	tlsServerName    = 0       // extension
 	tlsHostName      = 0       // type of a server name
 	tlsNameMax       = 255
+	tlsALPN          = 16     // extension, RFC 7301
+	tlsECH           = 0xfe0d // extension, RFC 9849
 )
 
 func init() { overTCP = append(overTCP, func() inspector { return new(tlsInspector) }) }
@@ -60,7 +62,8 @@ func (h *helloNames) next() *policy.Sight {
 
 // read looks at a whole ClientHello, without its message header.
 func (h *helloNames) read(hello []byte) outcome {
-	host, got := serverName(hello)
+	h.seen = policy.Sight{Kind: policy.NameSNI}
+	host, got := serverName(hello, &h.seen)
 	if h.left = got == sawNames; !h.left {
 		return got
 	}
@@ -71,7 +74,7 @@ func (h *helloNames) read(hello []byte) outcome {
 	for i, c := range host {
 		h.buf[i] = lower(c)
 	}
-	h.seen = policy.Sight{Kind: policy.NameSNI, Name: h.buf[:len(host)]}
+	h.seen.Name = h.buf[:len(host)]
 	return sawNames
 }
 
@@ -156,8 +159,9 @@ func messageLen(b []byte) int {
 }
 
 // serverName returns the host name in a ClientHello, an empty one where it has
-// none. Every length on the way must fit exactly.
-func serverName(hello []byte) ([]byte, outcome) {
+// none, and notes what else the hello offers. Every length on the way must fit
+// exactly.
+func serverName(hello []byte, seen *policy.Sight) ([]byte, outcome) {
 	r := tlsReader{b: hello}
 	r.take(2 + 32) // version, random
 	session := r.vector8()
@@ -176,22 +180,29 @@ func serverName(hello []byte) ([]byte, outcome) {
 	// All extensions are looked at, also behind the name: a second one must not
 	// go unnoticed.
 	var host []byte
-	seen := false
+	named := false
 	for len(extensions.b) > 0 {
 		typ := extensions.uint16()
 		body := extensions.vector16()
 		if extensions.bad {
 			return nil, sawMalformed
 		}
+		switch typ {
+		case tlsALPN:
+			list := tlsReader{b: body}
+			seen.ALPN = list.vector16()
+		case tlsECH:
+			seen.ECH = true
+		}
 		if typ != tlsServerName {
 			continue
 		}
 		// Two of them: servers and middleboxes would disagree about which one
 		// counts. RFC 8446 section 4.2 forbids it.
-		if seen {
+		if named {
 			return nil, sawMalformed
 		}
-		seen = true
+		named = true
 		var got outcome
 		if host, got = hostName(body); got != sawNames {
 			return nil, got
