@@ -154,6 +154,7 @@ __noinline int begin(const struct packet *p, const struct flow_id *id, const str
 	if (old && !starts_flow(p)) {
 		f->state = old->state;
 		f->ends = old->ends;
+		f->start = old->start;
 		return bpf_map_update_elem(&flows, &id->key, f, BPF_ANY);
 	}
 	f->state = first_state(p);
@@ -184,6 +185,7 @@ static __always_inline __u8 handshake(struct __sk_buff *skb, struct flow *f, con
 		if (!is_syn_ack(p) || bpf_skb_load_bytes(skb, p->l4 + 4, &n, sizeof(n)))
 			return STATE_SYN_SENT;
 		f->isn = bpf_ntohl(n.seq);
+		f->start = bpf_ntohl(n.ack);
 		return STATE_SYN_RECV;
 	case STATE_SYN_RECV:
 		if (reply || bpf_skb_load_bytes(skb, p->l4 + 4, &n, sizeof(n)))

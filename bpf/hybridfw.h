@@ -114,7 +114,8 @@ struct flow {
 	__u32 isn;	  // STATE_SYN_RECV: the sequence number of the SYN-ACK
 	__u8 state;	  // enum flow_state
 	__u8 ends;	  // who has sent FIN (bits 0, 1: endpoints) and RST (bits 2, 3)
-	__u8 pad[6];
+	__u8 pad[2];
+	__u32 start; // where origin's stream begins, by the SYN-ACK; 0 where none was seen
 };
 _Static_assert(sizeof(struct flow) == 72, "flow");
 

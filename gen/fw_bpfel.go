@@ -64,7 +64,8 @@ type FWFlow struct {
 	Isn        uint32
 	State      uint8
 	Ends       uint8
-	Pad        [6]uint8
+	Pad        [2]uint8
+	Start      uint32
 }
 
 type FWFlowKey struct {

@@ -50,6 +50,7 @@ type Firewall struct {
 	opts   Options
 	lock   *os.File      // the folder of pins is this process's own
 	decide *ebpf.Program // of the first policy: it looks at nothing that is a policy's own
+	known  [2]*ebpf.Map  // flows and half_open, whatever policy is in force
 
 	applying sync.Mutex // one policy after the other
 	numbered uint32     // the last generation's number
@@ -84,6 +85,9 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 	}
 	f.instance = instance{policy: p, objs: *objs}
 	f.decide = f.objs.FwDecide
+	if err := f.keepTables(); err != nil {
+		return nil, errors.Join(err, f.objs.Close())
+	}
 	f.current.Store(g)
 	return f, nil
 }
@@ -259,7 +263,7 @@ func (f *Firewall) Detach() error {
 
 // Close releases programs and maps. It does not detach.
 func (f *Firewall) Close() error {
-	err := f.objs.Close()
+	err := errors.Join(f.objs.Close(), f.known[0].Close(), f.known[1].Close())
 	if f.lock != nil {
 		err = errors.Join(err, f.lock.Close())
 	}

@@ -29,6 +29,7 @@ type modelFlow struct {
 	state    policy.FlowState
 	origin   int
 	isn      uint32
+	start    uint32
 	fin, rst [2]bool
 }
 
@@ -126,7 +127,7 @@ func (f *modelFlow) tcp(s step, half bool) {
 	case f.state == policy.StateSynSent && !reply:
 		f.state = policy.StateMidstream
 	case f.state == policy.StateSynSent && s.answers():
-		f.state, f.isn = policy.StateSynRecv, s.seq
+		f.state, f.isn, f.start = policy.StateSynRecv, s.seq, s.ack
 	case f.state == policy.StateSynRecv && !reply && s.ack-f.isn >= 1 && s.ack-f.isn <= 1<<20:
 		f.state = policy.StateEstablished
 	case f.state == policy.StateMidstream && reply:
@@ -216,7 +217,7 @@ func (c *conversation) compare(table *ebpf.Map, want *modelFlow) string {
 	} else if err != nil {
 		return err.Error()
 	}
-	got := modelFlow{state: policy.FlowState(e.State), origin: int(e.Origin) ^ c.lower, isn: e.Isn}
+	got := modelFlow{state: policy.FlowState(e.State), origin: int(e.Origin) ^ c.lower, isn: e.Isn, start: e.Start}
 	for end := range 2 {
 		got.fin[end] = e.Ends>>(end^c.lower)&1 != 0
 		got.rst[end] = e.Ends>>(2+end^c.lower)&1 != 0

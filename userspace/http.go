@@ -88,7 +88,9 @@ func (h *httpInspector) request(b []byte) outcome {
 	return h.header(target, rest)
 }
 
-func isMethodByte(c byte) bool { return lower(c) >= 'a' && lower(c) <= 'z' || c == '-' || c == '_' }
+// isMethodByte: methods are in capitals (RFC 9110 section 9.1), and servers know no
+// others.
+func isMethodByte(c byte) bool { return c >= 'A' && c <= 'Z' || c == '-' || c == '_' }
 
 // printable reports whether nothing in b is a control character.
 func printable(b []byte) bool {

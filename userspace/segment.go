@@ -137,7 +137,8 @@ func (j *judge) undecided(rule *policy.Rule, f *flow, seq uint32, payload []byte
 
 // streamStart asks where the stream's first byte stands.
 func (j *judge) streamStart() (seq uint32, ok bool) {
-	if j.o.Start == nil {
+	// Data in a SYN are the stream's first bytes by themselves.
+	if j.o.Start == nil || j.view.TCP().Flags()&pktbuf.FlagSYN != 0 {
 		return 0, false
 	}
 	return j.o.Start(originalFlow(j.flow, j.pkt.ct, j.pkt.ctInfo))

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hybridfw/hybridfw/loader"
+	"github.com/hybridfw/hybridfw/pktbuf"
 	"github.com/hybridfw/hybridfw/policy"
 	"github.com/hybridfw/hybridfw/userspace"
 )
@@ -272,6 +273,7 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	options := userspace.Options{
 		Policy: p, Queue: uint16(o.queue), Queues: o.queues, Log: log,
 		Decided: func(e userspace.Decision) error { return d.kernel.Decide(e.Flow, e.Action, e.Mark) },
+		Start:   func(flow pktbuf.Flow) (uint32, bool) { return d.kernel.Start(flow) },
 		Seen:    d.names.seen,
 	}
 	d.kernel, err = loader.Load(p, loader.Options{
