@@ -39,6 +39,7 @@ func TestEveryMessageIsShown(t *testing.T) {
 	}
 	shown.WriteString("test.yaml: zones.z254 is one too many; expected at most 254 zones\n" +
 		"test.yaml: glob a1000? is one too many; expected at most 1000 in all zones\n") // TestZoneLimits
+	shown.WriteString(strings.Join(successionErrors, "\n"))
 	verb := regexp.MustCompile(`%[-+#.*0-9]*[a-zA-Z]`)
 	sentences := 0
 	for _, file := range mustGlob(t, "*.go") {

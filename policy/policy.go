@@ -174,10 +174,12 @@ type Rule struct {
 	Dport  []PortRange
 	Flags  FlagsMatch
 	Action Action
+	Pin    bool // ActionAccept only: a reload that forgets the rule keeps it
 
 	// For ActionInspect only.
-	Inspect int    // number among the inspecting rules, see Marks
-	ID      uint32 // of what the policy says in the rule: the same text has the same in every policy
+	Inspect int     // number among the inspecting rules, see Marks
+	ID      uint32  // of what the policy says in the rule: the same text has the same in every policy
+	lists   []*List // that the text names
 	Until   Until
 	Steps   []Step
 }

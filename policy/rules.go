@@ -36,6 +36,7 @@ func (p *reader) readRules(n *node) {
 		if r.Action == ActionInspect {
 			r.Inspect = inspecting
 			r.ID = item.id()
+			r.lists = p.named(item)
 			inspecting++
 		}
 		p.policy.Rules = append(p.policy.Rules, r)
@@ -76,6 +77,13 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	}
 	if acted {
 		p.readInspection(r, n, values, protos)
+	}
+	if v := values["pin"]; v != nil {
+		if v.kind != kindBool {
+			p.want(v, "true or false")
+		} else if r.Pin = strings.EqualFold(v.text, "true"); r.Pin && acted && r.Action != ActionAccept {
+			p.errorf(v.pos, "%s keeps a way in open across reloads; expected it in a rule with action: accept", v.path())
+		}
 	}
 }
 
