@@ -37,7 +37,7 @@ func asksForHello(rule *policy.Rule) bool {
 // unnamed judges a packet of UDP that is not DNS, or of a protocol without an
 // inspector.
 func (j *judge) unnamed(rule *policy.Rule) (policy.Action, Reason) {
-	f := j.flows.find(&j.flow)
+	f := j.known()
 	if f != nil && f.stale(j.now, j.empty) {
 		j.flows.remove(f)
 		f = nil

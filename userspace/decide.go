@@ -63,6 +63,7 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 			Flow:   j.flow,
 			Kind:   in.kind(),
 			Name:   string(seen.Name),
+			Policy: j.policy,
 			Rule:   j.rule,
 			Action: r.action,
 			Reason: r.reason,
@@ -110,31 +111,43 @@ func (j *judge) decide(f *flow, seq uint32, action policy.Action, reason Reason)
 		j.flows.streams.close(f.stream)
 		*f = flow{
 			key: f.key, decided: true, kept: true, reason: reason, action: action,
-			rule: int32(j.rule), seq: seq, at: j.now,
+			rule: int32(j.rule), mark: j.policy.Rules[j.rule].Mark(), seq: seq, at: j.now,
 		}
 	}
-	if known := j.tell(j.rule, action, reason); f != nil {
+	if known := j.tell(j.rule, j.policy.Rules[j.rule].Mark(), action, reason); f != nil {
 		f.kept = !known
 	}
 	return action, reason
 }
 
+// known returns the flow of the packet at hand, nil where it is not known. Where the
+// kernel half asks by another rule than has decided, a reload has changed the rule:
+// the decision is void.
+func (j *judge) known() *flow {
+	f := j.flows.find(&j.flow)
+	if f != nil && f.decided && f.mark != j.policy.Rules[j.rule].Mark() {
+		j.flows.remove(f)
+		return nil
+	}
+	return f
+}
+
 // again applies a decision to a further packet of its flow.
 func (j *judge) again(f *flow) (policy.Action, Reason) {
-	if f.kept && j.o.Decided != nil && j.tell(int(f.rule), f.action, f.reason) {
+	if f.kept && j.o.Decided != nil && j.tell(int(f.rule), f.mark, f.action, f.reason) {
 		f.kept, f.at = false, j.now
 	}
 	return f.action, f.reason
 }
 
 // tell hands a decision over and reports whether the kernel half knows it now.
-func (j *judge) tell(rule int, action policy.Action, reason Reason) bool {
+func (j *judge) tell(rule int, mark uint16, action policy.Action, reason Reason) bool {
 	j.tally.count(countDecided)
 	if j.o.Decided == nil {
 		return false
 	}
 	known := originalFlow(j.flow, j.pkt.ct, j.pkt.ctInfo)
-	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Mark: j.policy.Rules[rule].Mark(), Reason: reason}); err != nil {
+	if err := j.o.Decided(Decision{Flow: known, Action: action, Rule: rule, Mark: mark, Reason: reason}); err != nil {
 		j.tally.count(countDecidedErrors)
 		return false
 	}

@@ -30,6 +30,7 @@ type flow struct {
 	reason  Reason
 	action  policy.Action
 	rule    int32
+	mark    uint16 // the rule's number, once decided
 	seq     uint32 // TCP: where the stream's first bytes stand
 	stream  int32  // in flows.streams, 0 where nothing is kept
 	taken   int32  // bytes of the kept stream that have been judged

@@ -20,8 +20,8 @@ const payloadMax = 0xffff - attrHeader
 // all that judging needs, so that nothing is allocated for a packet.
 type judge struct {
 	o      *Options
-	policy *policy.Policy
-	rules  []int // indices into policy.Rules, by Rule.Inspect
+	book   *book          // of this batch
+	policy *policy.Policy // that the packet at hand is judged by
 	tally  *tally
 	flows  *flows
 	dns    inspector
@@ -36,7 +36,7 @@ type judge struct {
 	view pktbuf.View
 	pkt  *packet // the one at hand
 	flow pktbuf.Flow
-	rule int // index into policy.Rules
+	rule int // index into policy.Rules of the packet's policy
 
 	scratch []byte // where changed messages are built
 	alarmed bool   // a panic has been logged
@@ -46,6 +46,7 @@ type judge struct {
 func newJudge(o *Options, t *tally) *judge {
 	j := &judge{
 		o:       o,
+		book:    newBook(o.Policy, nil),
 		policy:  o.Policy,
 		tally:   t,
 		flows:   newFlows(o.Flows, o.StreamMemory),
@@ -56,22 +57,13 @@ func newJudge(o *Options, t *tally) *judge {
 	for _, make := range overTCP {
 		j.onTCP = append(j.onTCP, make())
 	}
-	for i := range o.Policy.Rules {
-		r := &o.Policy.Rules[i]
-		if r.Action != policy.ActionInspect {
-			continue
-		}
-		for len(j.rules) <= r.Inspect {
-			j.rules = append(j.rules, -1)
-		}
-		j.rules[r.Inspect] = i
-	}
 	return j
 }
 
 // verdict judges a packet whose id is known, whatever else is wrong with it, and
 // counts it.
 func (j *judge) verdict(p *packet, broken bool) verdict {
+	j.policy = j.book.policy
 	action, reason := j.malformed()
 	if !broken {
 		action, reason = j.guarded(p)
@@ -95,20 +87,11 @@ func (j *judge) verdict(p *packet, broken bool) verdict {
 	return v
 }
 
-// ruleOf is the rule whose number a mark holds, or -1.
-func (j *judge) ruleOf(mark uint32) int {
-	i := int64(j.policy.Marks.Field(mark)) - policy.MarkInspect
-	if i < 0 || i >= int64(len(j.rules)) {
-		return -1
-	}
-	return j.rules[i]
-}
-
 // judgedMark is an accepted packet's mark. The verdict's mark replaces the
 // packet's, so bits of others are merged in.
 func (j *judge) judgedMark(mark uint32) uint32 {
 	marks := j.policy.Marks
-	if rule := j.ruleOf(mark); rule >= 0 && j.policy.Rules[rule].Rewrites() {
+	if r := j.book.rule(mark); r.policy != nil && r.policy.Rules[r.index].Rewrites() {
 		return mark | marks.Judged() // the number tells fw_tc_out that replies are wanted
 	}
 	return mark&^marks.Mask | marks.Judged()
@@ -143,9 +126,11 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	// The kernel half has matched the rules already and says in the mark which
 	// one it was. A mark of another policy or another program names none.
 	j.pkt = p
-	if j.rule = j.ruleOf(p.mark); j.rule < 0 {
+	known := j.book.rule(p.mark)
+	if known.policy == nil {
 		return j.policy.Failure.Malformed, ReasonUnmarked
 	}
+	j.policy, j.rule = known.policy, known.index
 	rule := &j.policy.Rules[j.rule]
 
 	// The version in the packet itself is checked by Parse: where the two differ,

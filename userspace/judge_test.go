@@ -112,7 +112,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 			}
 			continue
 		}
-		seen := Sighting{Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1}
+		seen := Sighting{Policy: w.judge.policy, Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1}
 		if len(w.sightings) != 1 || w.sightings[0] != seen {
 			t.Errorf("%s: sightings %+v, want %+v", name, w.sightings, seen)
 		}

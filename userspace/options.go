@@ -29,7 +29,8 @@ type Sighting struct {
 	Flow   pktbuf.Flow
 	Kind   string // "dns", "tls", "quic", "http"
 	Name   string // lower case, no final dot, "" for a hello without one
-	Rule   int    // index into Policy.Rules
+	Policy *policy.Policy
+	Rule   int // index into Policy.Rules
 	Action policy.Action
 	Reason Reason
 	Log    bool   // a step that matched says log: true

@@ -191,29 +191,59 @@ func (q *queue) close() error {
 	return err
 }
 
-// wakeSeq marks the request of wake among the acknowledgements.
-const wakeSeq = 0x68667765
+// wakeSeq marks the request of wake among the acknowledgements, ticketSeq those of
+// pass, with a ticket under the mask.
+const (
+	wakeSeq    = 0x68667765
+	ticketSeq  = 0x68660000
+	ticketMask = 0x3fff
+)
 
 // wakeRequest is an obsolete command that the kernel acknowledges and otherwise
 // ignores (NFQNL_CFG_CMD_PF_BIND, nfqnl_recv_config).
-var wakeRequest = func() []byte {
-	b := binary.NativeEndian.AppendUint32(nil, 28)
+var wakeRequest = configRequest(wakeSeq, 0, cfgCmd, []byte{cmdPfBind, 0, 0, 0})
+
+// configRequest is a configuration message with attributes of 4 bytes, each given
+// as a type and a value.
+func configRequest(seq uint32, queue uint16, attrs ...any) []byte {
+	b := binary.NativeEndian.AppendUint32(nil, uint32(20+8*len(attrs)/2))
 	b = binary.NativeEndian.AppendUint16(b, msgConfig)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|unix.NLM_F_ACK)
-	b = binary.NativeEndian.AppendUint32(b, wakeSeq)
+	b = binary.NativeEndian.AppendUint32(b, seq)
 	b = binary.NativeEndian.AppendUint32(b, 0)
-	b = append(b, unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0)
-	b = binary.NativeEndian.AppendUint16(b, 8)
-	b = binary.NativeEndian.AppendUint16(b, cfgCmd)
-	return append(b, cmdPfBind, 0, 0, 0)
-}()
+	b = append(b, unix.AF_UNSPEC, unix.NFNETLINK_V0)
+	b = binary.BigEndian.AppendUint16(b, queue)
+	for i := 0; i < len(attrs); i += 2 {
+		b = binary.NativeEndian.AppendUint16(b, 8)
+		b = binary.NativeEndian.AppendUint16(b, uint16(attrs[i].(int)))
+		b = append(b, attrs[i+1].([]byte)...)
+	}
+	return b
+}
+
+// setFailOpen changes what becomes of packets that the queue has no room for. A
+// refusal comes as the answer to the message, and is counted there.
+func (q *queue) setFailOpen(open bool) error {
+	flags := uint32(0)
+	if open {
+		flags = nfqueue.NfQaCfgFlagFailOpen
+	}
+	return q.write(configRequest(0, q.num, cfgFlags, be32(flags), cfgMask, be32(nfqueue.NfQaCfgFlagFailOpen)))
+}
 
 // wake makes a blocked receive return: the kernel puts its acknowledgement into
 // the queue's own socket. When there is no room for it the socket is full, and
 // the receive does not block anyway.
-func (q *queue) wake() error {
+func (q *queue) wake() error { return q.write(wakeRequest) }
+
+// ask is wake with a sequence number of its own, by which the answer is known.
+func (q *queue) ask(seq uint32) error {
+	return q.write(configRequest(seq, 0, cfgCmd, []byte{cmdPfBind, 0, 0, 0}))
+}
+
+func (q *queue) write(request []byte) error {
 	for {
-		_, err := unix.Write(q.fd, wakeRequest)
+		_, err := unix.Write(q.fd, request)
 		if err != unix.EINTR {
 			return err
 		}

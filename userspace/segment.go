@@ -23,7 +23,7 @@ func (j *judge) segment(rule *policy.Rule) (policy.Action, Reason) {
 	if j.pkt.skbInfo&(skbUnfinished|skbUnverified) == skbUnverified && j.view.CheckTransport() == pktbuf.ChecksumBad {
 		return j.malformed()
 	}
-	f := j.flows.find(&j.flow)
+	f := j.known()
 	syn := tcp.Flags()&pktbuf.FlagSYN != 0
 	if f != nil && syn {
 		j.flows.remove(f)

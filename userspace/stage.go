@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hybridfw/hybridfw/policy"
 )
@@ -14,6 +15,8 @@ import (
 type Stage struct {
 	workers []*worker
 	kernel  *os.File // the kernel's list of queues in our namespace, nil where there is none
+
+	book atomic.Pointer[book]
 
 	mu      sync.Mutex
 	running bool
@@ -31,6 +34,7 @@ func Open(o Options) (*Stage, error) {
 		return nil, fmt.Errorf("opening the user-space stage: %w", err)
 	}
 	s := &Stage{ended: make(chan struct{})}
+	s.book.Store(newBook(o.Policy, nil))
 	for i := range o.Queues {
 		q, err := openQueue(queueOptions{
 			num:          o.Queue + uint16(i),
@@ -41,7 +45,9 @@ func Open(o Options) (*Stage, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
-		s.workers = append(s.workers, newWorker(q, &o))
+		w := newWorker(q, &o)
+		w.book = &s.book
+		s.workers = append(s.workers, w)
 	}
 	// Its counters are worth having, but not worth failing for: kernels may be
 	// built without /proc/net/netfilter.

@@ -42,6 +42,9 @@ type worker struct {
 	verdicts *verdicts
 	tally    tally
 	order    atomic.Int32
+	book     *atomic.Pointer[book] // that of all workers of a stage
+	tickets  atomic.Uint32         // given to pass
+	passed   atomic.Uint32         // the last that has come back
 	start    time.Time
 
 	// One slot of the arena for each message of a receive. Packets are judged and
@@ -56,11 +59,13 @@ type worker struct {
 func newWorker(q *queue, o *Options) *worker {
 	w := &worker{
 		q:        q,
+		book:     new(atomic.Pointer[book]),
 		verdicts: newVerdicts(q, batch),
 		arena:    make([]byte, batch*slotLen),
 		start:    time.Now(),
 	}
 	w.judge = newJudge(o, &w.tally)
+	w.book.Store(w.judge.book)
 	for i := range w.msgs {
 		w.iov[i].Base = &w.arena[i*slotLen]
 		w.iov[i].SetLen(slotLen)
@@ -169,6 +174,8 @@ func (w *worker) quiet() (more bool, err error) {
 
 // handleBatch handles the messages of one receive and sends all their verdicts.
 func (w *worker) handleBatch(n int) error {
+	// The packets were queued before the look: the book knows all their marks.
+	w.judge.book = w.book.Load()
 	for i := range n {
 		m := &w.msgs[i]
 		cut := m.hdr.Flags&unix.MSG_TRUNC != 0
@@ -223,6 +230,8 @@ func (w *worker) handleError(m *message) {
 	switch errno, err := m.errno(); {
 	case err != nil:
 		w.tally.count(countBroken)
+	case errno == 0 && m.seq&^ticketMask == ticketSeq:
+		w.passed.Store(m.seq & ticketMask)
 	case m.seq == wakeSeq || errno == 0:
 	case errno == unix.ENOENT:
 		w.tally.count(countVerdictENOENT)

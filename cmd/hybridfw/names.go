@@ -6,22 +6,20 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hybridfw/hybridfw/policy"
 	"github.com/hybridfw/hybridfw/userspace"
 )
 
 // nameLog writes the names that inspectors see, off the packet path: where the
 // log is slower than the names come, names are lost and counted.
 type nameLog struct {
-	policy *policy.Policy
-	log    *slog.Logger
-	names  chan userspace.Sighting
-	lost   atomic.Uint64
-	ended  chan struct{}
+	log   *slog.Logger
+	names chan userspace.Sighting
+	lost  atomic.Uint64
+	ended chan struct{}
 }
 
-func newNameLog(p *policy.Policy, log *slog.Logger) *nameLog {
-	n := &nameLog{policy: p, log: log, names: make(chan userspace.Sighting, 1024), ended: make(chan struct{})}
+func newNameLog(log *slog.Logger) *nameLog {
+	n := &nameLog{log: log, names: make(chan userspace.Sighting, 1024), ended: make(chan struct{})}
 	go n.write()
 	return n
 }
@@ -43,7 +41,7 @@ func (n *nameLog) write() {
 	for s := range n.names {
 		r := slog.NewRecord(time.Now(), slog.LevelInfo, "name seen", 0)
 		r.Add("kind", s.Kind, "name", s.Name, "verdict", s.Action.String(), "reason", s.Reason.String(),
-			"rule", n.policy.Rules[s.Rule].Name, "src", s.Flow.Src().String(), "dst", s.Flow.Dst().String(), "queued", s.Queued)
+			"rule", s.Policy.Rules[s.Rule].Name, "src", s.Flow.Src().String(), "dst", s.Flow.Dst().String(), "queued", s.Queued)
 		// Not by the logger, which keeps to itself what became of a line.
 		if err := n.log.Handler().Handle(context.Background(), r); err != nil {
 			n.lost.Add(1)

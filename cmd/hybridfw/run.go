@@ -262,7 +262,7 @@ type daemon struct {
 // startDaemon starts the parts against the packet's way, so that nothing is
 // marked before there is a queue for it, and nothing queued without a worker.
 func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, err error) {
-	d := &daemon{policy: p, since: time.Now(), log: log, names: newNameLog(p, log),
+	d := &daemon{policy: p, since: time.Now(), log: log, names: newNameLog(log),
 		failed: make(chan error, 2), done: make(chan struct{}), watched: make(chan struct{})}
 	defer func() {
 		if err != nil {

@@ -250,9 +250,9 @@ func TestCleanRunDirKeepsFilesOfOthers(t *testing.T) {
 func TestNamesThatTheLogCannotKeepUpWith(t *testing.T) {
 	p := &policy.Policy{Rules: []policy.Rule{{Name: "dns"}}}
 	w := &slowWriter{begun: make(chan struct{}), goOn: make(chan struct{})}
-	n := newNameLog(p, slog.New(slog.NewJSONHandler(w, nil)))
+	n := newNameLog(slog.New(slog.NewJSONHandler(w, nil)))
 	seen := func(name string) {
-		n.seen(userspace.Sighting{Kind: "dns", Name: name, Action: policy.ActionAccept, Reason: userspace.ReasonStep, Log: true, Queued: 1})
+		n.seen(userspace.Sighting{Policy: p, Kind: "dns", Name: name, Action: policy.ActionAccept, Reason: userspace.ReasonStep, Log: true, Queued: 1})
 	}
 	n.seen(userspace.Sighting{Name: "not-to-be-logged"})
 	seen("first.example")
