@@ -40,7 +40,7 @@ type runFunc func(ctx context.Context, e env, args []string) error
 
 // commands are all commands, in the order in which help shows them.
 func commands() []command {
-	return []command{runCommand, checkCommand, statusCommand, detachCommand, demoCommand, versionCommand}
+	return []command{runCommand, checkCommand, reloadCommand, statusCommand, detachCommand, demoCommand, versionCommand}
 }
 
 // usageError is a mistake on the command line.
@@ -99,11 +99,15 @@ func (c command) flags() (*pflag.FlagSet, runFunc) {
 func report(w io.Writer, name string, err error) int {
 	var usage usageError
 	var bad *policy.Errors
+	var refused refusedError
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &bad):
 		fmt.Fprintln(w, bad) // its lines begin with the file's name
+		return exitUsage
+	case errors.As(err, &refused):
+		fmt.Fprintln(w, refused)
 		return exitUsage
 	case errors.As(err, &usage):
 		fmt.Fprintf(w, "hybridfw %s: %v (see 'hybridfw help %s')\n", name, err, name)

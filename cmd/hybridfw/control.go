@@ -126,8 +126,8 @@ func stopRunning(ctx context.Context, runDir string) (bool, error) {
 }
 
 // serveControl answers on the control socket until the server is closed: GET
-// /status gives what the status command prints.
-func serveControl(runDir string, status func() (Status, error)) (*http.Server, error) {
+// /status gives what the status command prints, POST /reload reloads.
+func serveControl(runDir string, status func() (Status, error), reload func(bool) (Reload, error)) (*http.Server, error) {
 	path := socketPath(runDir)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("removing an old control socket: %w", err)
@@ -149,26 +149,37 @@ func serveControl(runDir string, status func() (Status, error)) (*http.Server, e
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(s) // the client is gone: nobody is left to tell
 	})
+	mux.HandleFunc("POST /reload", serveReload(reload))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(l) }() // ends with the server
 	return server, nil
 }
 
-// askStatus asks the running process. ok is false where none answers.
-func askStatus(ctx context.Context, runDir string) (s Status, ok bool, err error) {
-	client := http.Client{Transport: &http.Transport{
+// controlClient talks to the process that uses a run folder.
+func controlClient(runDir string) *http.Client {
+	return &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", socketPath(runDir))
 		},
 	}}
+}
+
+// isNobody tells that no process answers on a control socket.
+func isNobody(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// askStatus asks the running process. ok is false where none answers.
+func askStatus(ctx context.Context, runDir string) (s Status, ok bool, err error) {
+	client := controlClient(runDir)
 	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://hybridfw/status", nil)
 	if err != nil {
 		return s, false, err
 	}
 	resp, err := client.Do(req)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	if isNobody(err) {
 		return s, false, nil
 	}
 	if err != nil {

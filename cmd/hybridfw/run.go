@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,6 +49,7 @@ type runOptions struct {
 	flows     int
 	halfOpen  int
 	logFormat string
+	hangup    <-chan os.Signal // asks for a reload
 }
 
 var runCommand = command{
@@ -84,9 +86,13 @@ it over; 'hybridfw detach' removes it.`,
 			}
 			// A log or a terminal that goes away is no reason to die and leave the
 			// kernel half without a listener.
-			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+			signal.Ignore(syscall.SIGPIPE)
+			hangup := make(chan os.Signal, 1)
+			signal.Notify(hangup, syscall.SIGHUP)
+			defer signal.Stop(hangup)
 			log := newLines(e.stderr)
 			defer log.close()
+			o.hangup = hangup
 			return run(ctx, o, p, o.logger(log))
 		}
 	},
@@ -204,7 +210,7 @@ func run(ctx context.Context, o runOptions, p *policy.Policy, log *slog.Logger) 
 	}
 	defer func() { err = errors.Join(err, d.stop()) }()
 
-	control, err := serveControl(o.runDir, d.status)
+	control, err := serveControl(o.runDir, d.status, d.reload)
 	if err != nil {
 		return err
 	}
@@ -217,13 +223,17 @@ func run(ctx context.Context, o runOptions, p *policy.Policy, log *slog.Logger) 
 	}
 	log.Info("guarding", "policy", p.File, "rules", len(p.Rules), "interfaces", len(d.kernel.Interfaces()))
 
-	select {
-	case <-ctx.Done():
-		log.Info("stopping")
-		return nil
-	case err := <-d.failed:
-		d.leave = p.Failure.NoListener == policy.Closed
-		return err
+	for {
+		select {
+		case <-ctx.Done():
+			log.Info("stopping")
+			return nil
+		case <-o.hangup:
+			d.reloadBySignal()
+		case err := <-d.failed:
+			d.leave = d.policy.Load().Failure.NoListener == policy.Closed
+			return err
+		}
 	}
 }
 
@@ -244,12 +254,13 @@ func writeReady(path string) error {
 
 // daemon is a firewall at work: both halves and what joins them.
 type daemon struct {
-	policy   *policy.Policy
+	options  runOptions
+	policy   atomic.Pointer[policy.Policy] // in force
 	since    time.Time
 	log      *slog.Logger
 	kernel   *loader.Firewall
 	stage    *userspace.Stage
-	steering *userspace.Steering
+	steering atomic.Pointer[userspace.Steering]
 	names    *nameLog
 	attached bool
 	leave    bool           // stop as a killed process does: the kernel half stays
@@ -257,13 +268,18 @@ type daemon struct {
 	done     chan struct{}  // closed to end the watch over interfaces
 	watched  chan struct{}  // closed when it has ended
 	kept     sync.WaitGroup // the watch over the table
+
+	stageOptions userspace.Options
+	reloading    sync.Mutex // one reload after the other
+	stopping     bool       // no more of them
 }
 
 // startDaemon starts the parts against the packet's way, so that nothing is
 // marked before there is a queue for it, and nothing queued without a worker.
 func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, err error) {
-	d := &daemon{policy: p, since: time.Now(), log: log, names: newNameLog(log),
+	d := &daemon{options: o, since: time.Now(), log: log, names: newNameLog(log),
 		failed: make(chan error, 2), done: make(chan struct{}), watched: make(chan struct{})}
+	d.policy.Store(p)
 	defer func() {
 		if err != nil {
 			close(d.watched) // was not begun
@@ -276,6 +292,7 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 		Start:   func(flow pktbuf.Flow) (uint32, bool) { return d.kernel.Start(flow) },
 		Seen:    d.names.seen,
 	}
+	d.stageOptions = options
 	d.kernel, err = loader.Load(p, loader.Options{
 		PinDir: o.pinDir, XDP: loader.XDPMode(o.xdp), TC: loader.TCMode(o.tc), Flows: o.flows, HalfOpen: o.halfOpen, Log: log,
 	})
@@ -285,10 +302,12 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	if d.stage, err = userspace.Open(options); err != nil {
 		return nil, err
 	}
-	if d.steering, err = userspace.NewSteering(options); err != nil {
+	steering, err := userspace.NewSteering(options)
+	if err != nil {
 		return nil, err
 	}
-	if err = d.steering.Install(); err != nil {
+	d.steering.Store(steering)
+	if err = steering.Install(); err != nil {
 		return nil, err
 	}
 	go func() {
@@ -317,10 +336,10 @@ func (d *daemon) keepTable() {
 			return
 		case <-tick.C:
 		}
-		there, err := d.steering.Installed()
+		there, err := d.steering.Load().Installed()
 		if err == nil && !there {
 			d.log.Error("the nft table was removed by others: packets to be inspected have passed unjudged; it is made again")
-			err = d.steering.Install()
+			err = d.steering.Load().Install()
 		}
 		if err != nil {
 			d.log.Error("watching the nft table", "err", err)
@@ -350,6 +369,9 @@ func (d *daemon) watch() {
 // queued packets, then no table, then no queue, and nothing on the interfaces.
 func (d *daemon) stop() error {
 	var errs []error
+	d.reloading.Lock()
+	d.stopping = true
+	d.reloading.Unlock()
 	close(d.done)
 	<-d.watched
 	d.kept.Wait()
@@ -367,8 +389,8 @@ func (d *daemon) stop() error {
 		defer cancel()
 		errs = append(errs, d.stage.Drain(ctx))
 	}
-	if d.steering != nil {
-		errs = append(errs, d.steering.Remove())
+	if steering := d.steering.Load(); steering != nil {
+		errs = append(errs, steering.Remove())
 	}
 	if d.stage != nil {
 		errs = append(errs, d.stage.Close())

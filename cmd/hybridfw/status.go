@@ -87,18 +87,19 @@ func (d *daemon) status() (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	hooks, err := d.steering.Counters()
+	hooks, err := d.steering.Load().Counters()
 	if err != nil {
 		return Status{}, err
 	}
 	user := d.stage.Stats()
+	p := d.policy.Load()
 	return Status{
 		Running:    true,
 		Version:    versionText(),
 		PID:        os.Getpid(),
 		Since:      d.since,
-		Policy:     d.policy.File,
-		Rules:      len(d.policy.Rules),
+		Policy:     p.File,
+		Rules:      len(p.Rules),
 		Interfaces: d.kernel.Interfaces(),
 		Kernel:     kernel,
 		Hooks:      hooks,

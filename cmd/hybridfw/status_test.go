@@ -144,7 +144,7 @@ func TestControlSocket(t *testing.T) {
 		t.Fatalf("without a socket: %v, %v", ok, err)
 	}
 	answer, failure := sample(), error(nil)
-	server, err := serveControl(dir, func() (Status, error) { return answer, failure })
+	server, err := serveControl(dir, func() (Status, error) { return answer, failure }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestControlSocket(t *testing.T) {
 	if _, ok, err := askStatus(t.Context(), dir); ok || err != nil {
 		t.Errorf("a socket of nobody: %v, %v", ok, err)
 	}
-	next, err := serveControl(dir, func() (Status, error) { return answer, nil })
+	next, err := serveControl(dir, func() (Status, error) { return answer, nil }, nil)
 	if err != nil {
 		t.Fatalf("a new process over the old socket: %v", err)
 	}
