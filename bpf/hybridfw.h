@@ -8,6 +8,7 @@
 // Sizes are asserted, so that a change of layout cannot slip in.
 
 enum limits {
+	LAYOUT = 1,	     // of what is pinned: the next number where an entry's meaning changes
 	MAX_RULES = 4096,    // one bit each in a rule set
 	MAX_WORDS = 64,	     // of a rule set
 	MAX_MARKS = 8192,    // values of the mark field for rules: of two policies' worth of them

@@ -107,6 +107,7 @@ const (
 type FWLimits uint32
 
 const (
+	FWLimitsLAYOUT          FWLimits = 1
 	FWLimitsMAX_RULES       FWLimits = 4096
 	FWLimitsMAX_WORDS       FWLimits = 64
 	FWLimitsMAX_MARKS       FWLimits = 8192

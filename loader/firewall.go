@@ -52,6 +52,10 @@ type Firewall struct {
 	decide *ebpf.Program // of the first policy: it looks at nothing that is a policy's own
 	known  [2]*ebpf.Map  // flows and half_open, whatever policy is in force
 
+	state     *ebpf.Map       // pinned; nil before Attach
+	inherited map[string]bool // maps that an earlier process has made
+	heirs     []heir          // until Attach is done
+
 	applying sync.Mutex // one policy after the other
 	numbered uint32     // the last generation's number
 	current  atomic.Pointer[generation]
@@ -77,29 +81,48 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, explainLoad(fmt.Errorf("raising the locked-memory limit: %w", err))
 	}
-	f := &Firewall{opts: opts, numbered: 1, attached: make(map[int]*attachment)}
+	f := &Firewall{opts: opts, numbered: 1, inherited: make(map[string]bool), attached: make(map[int]*attachment)}
+	before, usable := f.readState()
+	if usable {
+		f.numbered = before.Generation + 1
+	}
 	g := new(generation).next(tables, f.numbered)
-	objs, err := f.load(tables, g, nil)
+	objs, err := f.loadFirst(tables, g, usable)
 	if err != nil {
 		return nil, explainLoad(err)
 	}
 	f.instance = instance{policy: p, objs: *objs}
 	f.decide = f.objs.FwDecide
-	if err := f.keepTables(); err != nil {
+	if err := errors.Join(f.keepTables(), f.copyEntries()); err != nil {
 		return nil, errors.Join(err, f.objs.Close())
 	}
 	f.current.Store(g)
 	return f, nil
 }
 
-// load makes an instance of the programs for a policy, with maps of its own but
-// for those that it is given.
-func (f *Firewall) load(tables *Tables, g *generation, shared map[string]*ebpf.Map) (*gen.FWObjects, error) {
+// loadFirst makes the first instance, with the maps that a process before has left
+// if they are known to be usable.
+func (f *Firewall) loadFirst(tables *Tables, g *generation, usable bool) (*gen.FWObjects, error) {
+	var shared map[string]*ebpf.Map
+	if usable {
+		spec, err := f.spec()
+		if err != nil {
+			return nil, err
+		}
+		shared = f.inherit(spec)
+	}
+	objs, err := f.load(tables, g, shared)
+	for name, m := range shared {
+		f.inherited[name] = true
+		err = errors.Join(err, m.Close()) // the instance has a descriptor of its own
+	}
+	return objs, err
+}
+
+// spec is what programs and maps are made from, with the sizes that are asked for.
+func (f *Firewall) spec() (*ebpf.CollectionSpec, error) {
 	spec, err := gen.LoadFW()
 	if err != nil {
-		return nil, err
-	}
-	if err := tables.setVariables(spec, g); err != nil {
 		return nil, err
 	}
 	if f.opts.Flows != 0 {
@@ -107,6 +130,19 @@ func (f *Firewall) load(tables *Tables, g *generation, shared map[string]*ebpf.M
 	}
 	if f.opts.HalfOpen != 0 {
 		spec.Maps[gen.FWMapHalfOpen].MaxEntries = uint32(f.opts.HalfOpen)
+	}
+	return spec, nil
+}
+
+// load makes an instance of the programs for a policy, with maps of its own but
+// for those that it is given.
+func (f *Firewall) load(tables *Tables, g *generation, shared map[string]*ebpf.Map) (*gen.FWObjects, error) {
+	spec, err := f.spec()
+	if err != nil {
+		return nil, err
+	}
+	if err := tables.setVariables(spec, g); err != nil {
+		return nil, err
 	}
 	objs := new(gen.FWObjects)
 	if err := spec.LoadAndAssign(objs, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
@@ -155,7 +191,7 @@ func (f *Firewall) Attach() error {
 }
 
 func (f *Firewall) attachAll(links []netlink.Link) error {
-	if err := repin(f.objs.Counters, counterPin(f.opts.PinDir)); err != nil {
+	if err := f.pinMaps(); err != nil {
 		return err
 	}
 	// All are in their zones before the first is guarded: what comes in there
@@ -170,7 +206,7 @@ func (f *Firewall) attachAll(links []netlink.Link) error {
 			return err
 		}
 	}
-	return f.dropStale(links)
+	return errors.Join(f.endHeritage(), f.dropStale(links))
 }
 
 // checkInterfaces reports interfaces that the policy names, not by a glob, and
@@ -264,6 +300,12 @@ func (f *Firewall) Detach() error {
 // Close releases programs and maps. It does not detach.
 func (f *Firewall) Close() error {
 	err := errors.Join(f.objs.Close(), f.known[0].Close(), f.known[1].Close())
+	for _, h := range f.heirs {
+		err = errors.Join(err, h.from.Close())
+	}
+	if f.state != nil {
+		err = errors.Join(err, f.state.Close())
+	}
 	if f.lock != nil {
 		err = errors.Join(err, f.lock.Close())
 	}

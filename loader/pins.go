@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -13,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pins lie flat in one folder: "counters", and for each guarded interface
+// Pins lie flat in one folder: those of inherit.go, and for each guarded interface
 // "xdp-<ifindex>", "ingress-<ifindex>" and "egress-<ifindex>", or the folder
 // "clsact-<ifindex>". (BPF file systems
 // refuse dots, which interface names may have.)
@@ -223,7 +224,8 @@ func detach(pinDir string) error {
 	for _, mark := range marks {
 		errs = append(errs, removeMark(mark)) // of an interface that is gone
 	}
-	for _, path := range []string{counterPin(pinDir), pinDir} {
+	for _, name := range append(slices.Clone(pinnedMaps), statePin, ".") {
+		path := filepath.Join(pinDir, name)
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("removing a pin: %w", err))
 		}

@@ -33,6 +33,9 @@ const maxQueues = 256
 // drainPatience bounds how long a stop waits for packets that are queued.
 const drainPatience = 5 * time.Second
 
+// keepPatience is the same where packets go on being queued.
+const keepPatience = time.Second
+
 // tableWatch is how long packets may pass unjudged when others have removed the
 // nft table.
 const tableWatch = 250 * time.Millisecond
@@ -49,6 +52,7 @@ type runOptions struct {
 	flows     int
 	halfOpen  int
 	logFormat string
+	keep      bool
 	hangup    <-chan os.Signal // asks for a reload
 }
 
@@ -61,8 +65,11 @@ leaves nothing behind. It outlives its terminal and its log. Without --policy
 it observes: everything passes, and the names in DNS questions and TLS hellos
 are logged.
 
-A process that was killed leaves the kernel half guarding. The next run takes
-it over; 'hybridfw detach' removes it.`,
+A process that was killed, or stopped with --keep, leaves the kernel half
+guarding; new packets that user space would have to judge meet
+failure.no_listener. The next run takes it over, with all flows, without an
+unguarded moment: so a restart or an upgrade cuts no connection. 'hybridfw
+detach' removes it.`,
 	setup: func(flags *pflag.FlagSet) runFunc {
 		var o runOptions
 		flags.StringVarP(&o.policy, "policy", "p", "", "policy file; without one, observe")
@@ -74,6 +81,7 @@ it over; 'hybridfw detach' removes it.`,
 		flags.IntVar(&o.queues, "queues", 0, "`number` of queues (default: one per CPU)")
 		flags.IntVar(&o.flows, "flows", 131072, "known `flows` at most")
 		flags.IntVar(&o.halfOpen, "half-open", 65536, "`flows` at most that only one endpoint has spoken in")
+		flags.BoolVar(&o.keep, "keep", false, "when stopped leave the kernel half guarding, for the next start")
 		flags.StringVar(&o.logFormat, "log-format", "text", "log `format`: text or json")
 		o.declare(flags)
 		return func(ctx context.Context, e env, args []string) error {
@@ -375,6 +383,9 @@ func (d *daemon) stop() error {
 	close(d.done)
 	<-d.watched
 	d.kept.Wait()
+	if d.options.keep && d.attached && !d.leave {
+		return errors.Join(d.keepGuarding()...)
+	}
 	if d.leave {
 		d.log.Error("the kernel half guards on alone, as failure.no_listener: closed says: start again, or 'hybridfw detach'")
 		errs = append(errs, d.stage.Close(), d.kernel.Close())
@@ -403,4 +414,22 @@ func (d *daemon) stop() error {
 	}
 	d.names.close()
 	return errors.Join(errs...)
+}
+
+// keepGuarding judges what is queued and leaves the kernel half to the next
+// process.
+func (d *daemon) keepGuarding() []error {
+	// Marking goes on, so the queues may never be empty: what comes while they are
+	// drained is judged as long as that takes, and then meets no listener.
+	ctx, cancel := context.WithTimeout(context.Background(), keepPatience)
+	defer cancel()
+	err := d.stage.Drain(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		d.log.Warn("stopping with packets in the queues", "err", err)
+		err = nil
+	}
+	errs := []error{err, d.stage.Close(), d.kernel.Close()}
+	d.names.close()
+	d.log.Info("the kernel half guards on, for the next start or 'hybridfw detach'")
+	return errs
 }

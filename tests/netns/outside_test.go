@@ -164,7 +164,9 @@ func (f *firewall) atWork(m mode) (want []string) {
 	add("lo qdisc noqueue")
 	add("nft table family %d hybridfw", nftables.TableFamilyINet)
 	add("file %s", f.pinDir())
-	add("file %s/counters", f.pinDir())
+	for _, name := range []string{"counters", "flows", "fragments", "half_open", "state"} {
+		add("file %s/%s", f.pinDir(), name)
+	}
 	add("file %s", f.runDir())
 	add("file %s/lock", f.runDir())
 	add("file %s/control.sock", f.runDir())
