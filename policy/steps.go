@@ -21,6 +21,8 @@ type Sight struct {
 	Kind NameKind
 	Name []byte // in any case, with or without a final dot; empty where there is none
 
+	Response bool // NameQName: it is the question of a response
+
 	// Of an HTTP request. The path has its escapes decoded and no query.
 	Method, Path, Agent []byte
 

@@ -178,7 +178,7 @@ func (j *judge) datagram(rule *policy.Rule) (policy.Action, Reason) {
 	}
 	r := j.steps(rule, j.dns, got)
 	response := dnsIsResponse(msg)
-	if got == sawNames && !response {
+	if got == sawNames {
 		j.report(&r, j.dns, msg, 1)
 	}
 	if r.action != policy.ActionRewrite {

@@ -59,6 +59,9 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 		return
 	}
 	for seen := in.next(); seen != nil; seen = in.next() {
+		if seen.Response && !j.responses {
+			return // whoever asked has been told of
+		}
 		j.o.Seen(Sighting{
 			Flow:   j.flow,
 			Kind:   in.kind(),
@@ -74,6 +77,8 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 			Agent:  string(seen.Agent),
 			ALPN:   alpnNames(seen.ALPN),
 			ECH:    seen.ECH,
+
+			Response: seen.Response,
 		})
 	}
 }

@@ -60,7 +60,7 @@ func (d *dnsInspector) next() *policy.Sight {
 	d.left--
 	n, at := d.readName(d.at)
 	d.at = at + 4
-	d.seen = policy.Sight{Kind: policy.NameQName, Name: d.name[:n]}
+	d.seen = policy.Sight{Kind: policy.NameQName, Name: d.name[:n], Response: dnsIsResponse(d.msg)}
 	return &d.seen
 }
 

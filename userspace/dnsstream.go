@@ -87,7 +87,7 @@ func (j *judge) dnsMessages(rule *policy.Rule, b []byte) (all ruling, used int, 
 			return all, used, got
 		}
 		r := j.steps(rule, j.dns, got)
-		if got == sawNames && !dnsIsResponse(msg) {
+		if got == sawNames {
 			j.report(&r, j.dns, msg, 1)
 		}
 		if all.action == policy.ActionNone || strictness(r.action) > strictness(all.action) {

@@ -40,6 +40,8 @@ type judge struct {
 
 	scratch []byte // where changed messages are built
 	alarmed bool   // a panic has been logged
+
+	responses bool // questions in responses are told, too
 }
 
 // newJudge allocates all that a judge will ever need.
@@ -120,8 +122,8 @@ func (j *judge) malformed() (policy.Action, Reason) {
 	return j.policy.Failure.Malformed, ReasonMalformed
 }
 
-// packet finds the rule by the mark, looks through the headers and hands over to
-// the protocol's way of judging.
+// packet finds the rule by the mark and hands over to the protocol's way of
+// judging.
 func (j *judge) packet(p *packet) (policy.Action, Reason) {
 	// The kernel half has matched the rules already and says in the mark which
 	// one it was. A mark of another policy or another program names none.
@@ -131,6 +133,11 @@ func (j *judge) packet(p *packet) (policy.Action, Reason) {
 		return j.policy.Failure.Malformed, ReasonUnmarked
 	}
 	j.policy, j.rule = known.policy, known.index
+	return j.parsed(p)
+}
+
+// parsed looks through a packet's headers and judges it by j.rule.
+func (j *judge) parsed(p *packet) (policy.Action, Reason) {
 	rule := &j.policy.Rules[j.rule]
 
 	// The version in the packet itself is checked by Parse: where the two differ,

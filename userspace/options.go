@@ -39,7 +39,10 @@ type Sighting struct {
 	Agent  string // HTTP: User-Agent
 	ALPN   string // TLS and QUIC: the protocols offered, with commas in between
 	ECH    bool   // TLS and QUIC: an encrypted hello is offered; Name is the outer one
-	Queued int    // packets of the flow that came to user space so far, this one included
+
+	Response bool // DNS: the question of a response; only a Replay tells of these
+
+	Queued int // packets of the flow that came to user space so far, this one included
 }
 
 // Options configure a Stage and its Steering. The zero value of each field is

@@ -24,7 +24,7 @@ var arrows = map[string][]string{
 	"loader":    {"gen", "policy", "pktbuf"},
 	"userspace": {"policy", "pktbuf"},
 
-	"cmd/hybridfw": {"loader", "userspace", "policy", "pktbuf", "internal/testnet"},
+	"cmd/hybridfw": {"loader", "userspace", "policy", "pktbuf", "internal/testnet", "internal/pcap"},
 
 	"internal/testnet":       {},
 	"internal/kernels":       {},

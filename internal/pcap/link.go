@@ -51,6 +51,44 @@ func (p Packet) Network() (etherType uint16, data []byte, ok bool) {
 	return 0, nil, false
 }
 
+const (
+	etherPPPoE = 0x8864 // of a session
+	etherMPLS  = 0x8847
+	maxTags    = 8
+)
+
+// IP returns the packet from its outermost IP header on, behind the link header,
+// VLAN tags, a PPPoE session's header and MPLS labels.
+func (p Packet) IP() (etherType uint16, data []byte, ok bool) {
+	etherType, b, ok := p.Network()
+	for range maxTags {
+		switch {
+		case !ok:
+			return 0, nil, false
+		case etherType == etherIPv4 || etherType == etherIPv6:
+			return etherType, b, true
+		case etherType == 0x8100 || etherType == 0x88a8 || etherType == 0x9100 || etherType == 0x9200:
+			etherType, b, ok = typed(b, 2, 4)
+		case etherType == etherPPPoE:
+			// Version and session, six bytes, then PPP's number of the protocol.
+			if etherType, b, ok = typed(b, 6, 8); etherType == 0x0021 || etherType == 0x0057 {
+				return byVersion(b)
+			}
+		case etherType == etherMPLS:
+			for last := false; !last; b = b[4:] {
+				if len(b) < 4 {
+					return 0, nil, false
+				}
+				last = b[2]&1 != 0
+			}
+			return byVersion(b)
+		default:
+			return 0, nil, false
+		}
+	}
+	return 0, nil, false
+}
+
 func typed(b []byte, at, size int) (uint16, []byte, bool) {
 	if len(b) < size {
 		return 0, nil, false

@@ -308,3 +308,32 @@ func FuzzReader(f *testing.F) {
 		t.Fatal("more packets than bytes")
 	})
 }
+
+func TestIP(t *testing.T) {
+	v4, v6 := []byte{0x45, 1, 2, 3}, []byte{0x60, 1, 2, 3}
+	ethernet := func(parts ...[]byte) []byte {
+		return bytes.Join(append([][]byte{make([]byte, 12)}, parts...), nil)
+	}
+	tag := []byte{0x81, 0, 0, 5}
+	for name, tt := range map[string]struct {
+		data, want []byte
+	}{
+		"plain":            {ethernet([]byte{8, 0}, v4), v4},
+		"tag":              {ethernet(tag, []byte{8, 0}, v4), v4},
+		"three tags":       {ethernet([]byte{0x88, 0xa8, 0, 1}, tag, tag, []byte{0x86, 0xdd}, v6), v6},
+		"too many tags":    {ethernet(bytes.Repeat(tag, 9), []byte{8, 0}, v4), nil},
+		"cut tag":          {ethernet(tag[:3]), nil},
+		"session":          {ethernet(tag, []byte{0x88, 0x64, 0x11, 0, 0, 1, 0, 6, 0, 0x21}, v4), v4},
+		"session, IPv6":    {ethernet([]byte{0x88, 0x64, 0x11, 0, 0, 1, 0, 6, 0, 0x57}, v6), v6},
+		"session, control": {ethernet([]byte{0x88, 0x64, 0x11, 0, 0, 1, 0, 6, 0xc0, 0x21}, v4), nil},
+		"cut session":      {ethernet([]byte{0x88, 0x64, 0x11, 0}), nil},
+		"labels":           {ethernet([]byte{0x88, 0x47, 0, 1, 0, 64, 0, 2, 1, 64}, v4), v4},
+		"labels, no end":   {ethernet([]byte{0x88, 0x47, 0, 1, 0, 64}), nil},
+		"arp":              {ethernet([]byte{8, 6}, v4), nil},
+	} {
+		_, data, ok := Packet{Link: LinkEthernet, Data: tt.data}.IP()
+		if ok != (tt.want != nil) || !bytes.Equal(data, tt.want) {
+			t.Errorf("%s: %x %v", name, data, ok)
+		}
+	}
+}
