@@ -22,7 +22,7 @@ KERNELS_DEPS := qemu-system-x86 xz-utils
 GO_FILES = $(shell git ls-files -co --exclude-standard '*.go')
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h')
 
-.PHONY: all build generate test test-plain test-kernels race fuzz lint fmt check demo bench-pktbuf clean deps help
+.PHONY: all build generate test test-plain test-corpus test-kernels race fuzz lint fmt check demo bench-pktbuf clean deps help
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,10 @@ test: ## run all tests; as root, or those that need root are skipped
 
 test-plain: ## run the tests that need no root
 	@.ci/gotest $$($(GO) list ./... | grep -vxF "$$($(GO) list -e $(KERNEL_TESTS))")
+
+test-corpus: ## hold the names found in published captures against a dissector's
+	@[ -n "$$HYBRIDFW_CORPUS" ] || [ -d ../shared/corpus ] || { echo "no captures: set HYBRIDFW_CORPUS" >&2; exit 1; }
+	$(GO) test -count=1 -v -run '^TestCorpus' ./cmd/hybridfw ./userspace
 
 test-kernels: ## run the tests that need root inside Debian's kernels 6.1 and 6.12
 	@.ci/deps $(KERNELS_DEPS)

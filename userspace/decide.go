@@ -116,7 +116,7 @@ func (j *judge) decide(f *flow, seq uint32, action policy.Action, reason Reason)
 		j.flows.streams.close(f.stream)
 		*f = flow{
 			key: f.key, decided: true, kept: true, reason: reason, action: action,
-			rule: int32(j.rule), mark: j.policy.Rules[j.rule].Mark(), seq: seq, at: j.now,
+			rule: int32(j.rule), mark: j.policy.Rules[j.rule].Mark(), seq: seq, begin: j.begin, at: j.now,
 		}
 	}
 	if known := j.tell(j.rule, j.policy.Rules[j.rule].Mark(), action, reason); f != nil {

@@ -32,6 +32,7 @@ type flow struct {
 	rule    int32
 	mark    uint16 // the rule's number, once decided
 	seq     uint32 // TCP: where the stream's first bytes stand
+	begin   uint32 // TCP: where the whole stream begins, which may be long before
 	stream  int32  // in flows.streams, 0 where nothing is kept
 	taken   int32  // bytes of the kept stream that have been judged
 	settled bool   // undecided, but nothing of it is waiting

@@ -38,6 +38,8 @@ type judge struct {
 	flow pktbuf.Flow
 	rule int // index into policy.Rules of the packet's policy
 
+	begin uint32 // TCP: see flow
+
 	scratch []byte // where changed messages are built
 	alarmed bool   // a panic has been logged
 

@@ -46,13 +46,40 @@ func (j *judge) segment(rule *policy.Rule) (policy.Action, Reason) {
 		if j.isDNSStream(rule) || !j.beginsAgain(f, seq, payload) {
 			return j.again(f)
 		}
+		// On the old ports, its start is not the old one's; in the old stream,
+		// where STARTTLS or a proxy has changed the protocol, it is here.
+		start, known := j.streamStart()
+		if old := f.begin; !known || start == old {
+			j.begin, start = old, seq
+		} else {
+			j.begin = start
+		}
 		j.flows.remove(f)
-		f = nil
+		return j.undecided(rule, nil, position{start, int(int32(seq - start))}, payload)
+	}
+	if tcp.Flags()&pktbuf.FlagURG != 0 {
+		// Most programs read a stream without its urgent byte, some with it: what
+		// the name is, nobody here can know.
+		return j.decide(f, seq, j.policy.Failure.Malformed, ReasonMalformed)
 	}
 	if j.isDNSStream(rule) {
 		return j.dnsSegment(rule, f, seq, payload)
 	}
-	return j.undecided(rule, f, seq, payload)
+	start := seq
+	if f != nil {
+		start, j.begin = f.seq, f.begin
+	} else if first, known := j.streamStart(); known {
+		start, j.begin = first, first
+	} else {
+		j.begin = start
+	}
+	return j.undecided(rule, f, position{start, int(int32(seq - start))}, payload)
+}
+
+// position is where a segment's payload stands in its stream.
+type position struct {
+	start uint32 // the stream's first sequence number
+	at    int    // bytes from there
 }
 
 // beginsAgain reports whether a segment of a decided flow is to be judged as the
@@ -87,14 +114,8 @@ func (j *judge) look(b []byte) (inspector, outcome) {
 }
 
 // undecided judges a segment of a flow that is new, where f is nil, or waits.
-func (j *judge) undecided(rule *policy.Rule, f *flow, seq uint32, payload []byte) (policy.Action, Reason) {
-	start := seq
-	if f != nil {
-		start = f.seq
-	} else if first, ok := j.streamStart(); ok {
-		start = first
-	}
-	at := int(int32(seq - start))
+func (j *judge) undecided(rule *policy.Rule, f *flow, where position, payload []byte) (policy.Action, Reason) {
+	start, at := where.start, where.at
 	fin := j.view.TCP().Flags()&pktbuf.FlagFIN != 0
 	// The common case: the stream's first segment, which says all.
 	b := payload
@@ -151,7 +172,7 @@ func (j *judge) keep(f *flow, start uint32, at int, payload []byte) (*flow, []by
 		if f = j.flows.insert(&j.flow, j.now); f == nil {
 			return nil, nil, errNoRoom
 		}
-		f.seq = start
+		f.seq, f.begin = start, j.begin
 	}
 	if err := j.flows.keep(f, at, payload, j.now); err != nil {
 		return f, nil, err

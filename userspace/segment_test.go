@@ -216,3 +216,38 @@ func TestFullStreamMemoryIsOverload(t *testing.T) {
 		}
 	}
 }
+
+// TestUrgentBytesAreMalformed: whether they are part of the stream depends on who
+// reads it.
+func TestUrgentBytesAreMalformed(t *testing.T) {
+	const urg = 0x20
+	b := hello(sni("a.bad.example"))
+	s := newStreaming(t, "", patientRule, 1)
+	if !s.segment(t, 0, b[:70], 0) || s.segment(t, 70, []byte("x"), urg) || s.decisions[0].Reason != ReasonMalformed {
+		t.Errorf("%+v", s.decisions)
+	}
+	// What is decided is none of it.
+	s.another()
+	if !s.segment(t, 0, hello(sni("good.example")), 0) || !s.segment(t, 200, []byte("x"), urg) || len(s.decisions) != 1 {
+		t.Errorf("%+v", s.decisions)
+	}
+}
+
+// TestLaterHellosAreJudged: a protocol that changes to TLS, a request behind
+// another, and a new connection on the old ports, whole or in pieces.
+func TestLaterHellosAreJudged(t *testing.T) {
+	bad := hello(sni("a.bad.example"))
+	s := newStreaming(t, "", patientRule, 100)
+	if !s.segment(t, 0, []byte("EHLO a.example\r\n"), 0) || !s.segment(t, 16, []byte("STARTTLS\r\n"), 0) {
+		t.Errorf("%+v", s.decisions)
+	}
+	if !s.segment(t, 26, bad[:30], 0) || s.segment(t, 56, bad[30:], 0) {
+		t.Errorf("a hello behind STARTTLS: %+v", s.decisions)
+	}
+	s.another()
+	s.segment(t, 0, hello(sni("good.example")), 0)
+	s.start = 70000 // the kernel half has seen another handshake
+	if !s.segment(t, 40, bad[40:], 0) || s.segment(t, 0, bad, 0) {
+		t.Errorf("another connection: %+v", s.decisions)
+	}
+}

@@ -24,15 +24,16 @@ var replayCommand = command{
 	name:    "replay",
 	args:    "PCAP",
 	summary: "show what would be seen in a capture, and decided",
-	about: `Reads a capture (pcap or pcapng, "-" is standard input) and shows each name that
-the inspectors see in it: in DNS questions, TLS and QUIC hellos and HTTP requests,
-on any port, with the frame at which it became known and the verdict that the
-policy has for it. Nothing on the host is touched.
+	about: `Reads a capture (pcap or pcapng, "-" is standard input) and shows each name
+that the inspectors see in it: in DNS questions, TLS and QUIC hellos and HTTP
+requests, on any port, with the frame at which it became known and the verdict
+that the policy has for it. Nothing on the host is touched.
 
 A capture knows no interfaces: conditions on zones hold for every packet, unless
---from and --to say which zones its connections go between. With --json each line
-is one object with packet, kind, name, proto, src, sport, dst, dport, verdict and
-rule, and what else is known.`,
+--from and --to say which zones its connections go between. Fragments are put
+together, though inspecting rules count them as malformed. With --json each
+line is one object with packet, kind, name, proto, src, sport, dst, dport,
+verdict and rule, and what else is known.`,
 	setup: func(flags *pflag.FlagSet) runFunc {
 		var o replayOptions
 		flags.StringVar(&o.policy, "policy", "", "policy file; without one everything is accepted")
@@ -83,6 +84,9 @@ type replayer struct {
 	json   *json.Encoder // nil for lines that people read
 	failed error         // of writing
 
+	fragments  fragments
+	fragmented bool // the packet at hand was
+
 	packet int // the frame at hand
 	header policy.Result
 	names  map[string]int // by kind
@@ -116,7 +120,8 @@ func newReplayer(e env, o replayOptions) (r *replayer, err error) {
 		r.json.SetEscapeHTML(false)
 	}
 	r.policy = &policy.Policy{Defaults: policy.Defaults{
-		Input: policy.ActionAccept, Forward: policy.ActionAccept, Output: policy.ActionAccept}, Marks: policy.Observe().Marks}
+		Input: policy.ActionAccept, Forward: policy.ActionAccept, Output: policy.ActionAccept},
+		Failure: policy.Observe().Failure, Marks: policy.Observe().Marks}
 	if o.policy != "" {
 		if r.policy, err = policy.Parse(o.policy); err != nil {
 			return nil, err
@@ -184,11 +189,23 @@ func (r *replayer) read(ctx context.Context, in io.Reader, progress *progress) e
 			progress.show(r.packet)
 		}
 		if _, ip, ok := p.IP(); ok {
-			r.judge(ip, len(ip)+p.Len-len(p.Data), p.Time)
+			r.take(ip, len(ip)+p.Len-len(p.Data), p.Time)
 		}
 		if r.failed != nil {
 			return nil // it is reported once
 		}
+	}
+}
+
+// take judges a packet, or a datagram of which it is the last fragment.
+func (r *replayer) take(ip []byte, wire int, at time.Time) {
+	piece, ok := readFragment(ip)
+	if r.fragmented = ok; !ok {
+		r.judge(ip, wire, at)
+		return
+	}
+	if whole, ok := r.fragments.add(&piece); ok {
+		r.judge(whole, len(whole), at)
 	}
 }
 
@@ -252,8 +269,11 @@ func (r *replayer) seen(s userspace.Sighting) {
 			}
 		}
 	}
-	if s.Rule < 0 {
+	switch {
+	case s.Rule < 0:
 		line.Verdict = r.header.Action.String()
+	case r.fragmented:
+		line.Verdict = r.policy.Failure.Malformed.String()
 	}
 	if r.header.Rule >= 0 {
 		line.Rule = r.policy.Rules[r.header.Rule].Name
