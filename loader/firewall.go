@@ -201,6 +201,12 @@ func (f *Firewall) attachAll(links []netlink.Link) error {
 			return err
 		}
 	}
+	if !f.inherited[gen.FWMapFlows] && len(f.heirs) == 0 {
+		// Before the first packet is judged. Not worth being unguarded for.
+		if err := f.takeConnections(); err != nil {
+			f.opts.Log.Warn("connections that exist already are not taken over", "err", err)
+		}
+	}
 	for _, l := range links {
 		if err := f.attach(l); err != nil {
 			return err
