@@ -145,12 +145,10 @@ static __always_inline __u8 first_state(const struct packet *p)
 // begin enters a new flow, or one that begins anew. old is its entry in flows, if
 // it has one there: an established one stays until the other endpoint agrees (see
 // find_flow), one that has ended or is dropped has nothing to keep.
-// A global function is verified once, by itself, not at each call.
-__noinline int begin(const struct packet *p, const struct flow_id *id, const struct flow *old,
-		     struct flow *f)
+// Not a global function: Linux 6.1 takes no key from the memory of a caller.
+static __always_inline int begin(const struct packet *p, const struct flow_id *id,
+				 const struct flow *old, struct flow *f)
 {
-	if (!p || !id || !f)
-		return -1; // cannot be
 	if (old && !starts_flow(p)) {
 		f->state = old->state;
 		f->ends = old->ends;
@@ -198,26 +196,28 @@ static __always_inline __u8 handshake(struct __sk_buff *skb, struct flow *f, con
 	return STATE_ESTABLISHED;
 }
 
-// progress follows a flow's progress, and moves it when it is settled. An endpoint
-// that goes on sending has not sent the reset that came under its address.
-__noinline int progress(struct __sk_buff *skb, struct flow *f, const struct packet *p,
-			const struct flow_id *id, bool half)
+// progress follows a flow's progress and tells that it is settled. An endpoint that
+// goes on sending has not sent the reset that came under its address.
+// A global function is verified once, by itself, not at each call.
+__noinline int progress(struct __sk_buff *skb, struct flow *f, const struct packet *p, __u8 sender,
+			bool half)
 {
-	if (!f || !p || !id)
-		return -1; // cannot be
+	if (!f || !p)
+		return 0; // cannot be
 	__u8 state = f->state, ends = f->ends;
-	bool reply = id->sender != f->origin;
+	bool reply = sender != f->origin;
 
 	if (p->proto != IPPROTO_TCP) {
 		if (!reply)
 			return 0;
 		state += STATE_UDP_REPLIED - STATE_UDP_UNREPLIED;
 	} else {
-		ends &= ~(ENDS_RST << id->sender);
+		sender &= 1; // for the verifier
+		ends &= ~(ENDS_RST << sender);
 		if (p->tcp_flags & TCP_RST)
-			ends |= ENDS_RST << id->sender;
+			ends |= ENDS_RST << sender;
 		else if (p->tcp_flags & TCP_FIN)
-			ends |= ENDS_FIN << id->sender;
+			ends |= ENDS_FIN << sender;
 		if (ends >= ENDS_RST)
 			state = STATE_CLOSE;
 		else if (ends)
@@ -232,17 +232,17 @@ __noinline int progress(struct __sk_buff *skb, struct flow *f, const struct pack
 		f->ends = ends;
 	if (state != f->state)
 		f->state = state;
-	if (half && is_settled(f))
-		move(&id->key, f);
-	return 0;
+	return is_settled(f);
 }
 
-// track is progress, where there can be any.
+// track is progress, where there can be any, and moves a flow that is settled by it.
 static __always_inline void track(struct __sk_buff *skb, struct flow *f, const struct packet *p,
 				  const struct flow_id *id, bool half)
 {
-	if (!is_settled(f) || p->tcp_flags & (TCP_FIN | TCP_RST))
-		progress(skb, f, p, id, half);
+	if (is_settled(f) && !(p->tcp_flags & (TCP_FIN | TCP_RST)))
+		return;
+	if (progress(skb, f, p, id->sender, half) && half)
+		move(&id->key, f);
 }
 
 static __always_inline void refresh(struct flow *f, __u64 now)
