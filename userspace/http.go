@@ -22,6 +22,8 @@ type httpInspector struct {
 	first bool
 	rest  []byte // behind the request that was read last
 	seen  policy.Sight
+	// lone lets a line of HTTP/0.9 be a request before anything comes behind it.
+	lone bool
 
 	host  [httpNameMax]byte
 	other [httpNameMax]byte
@@ -75,15 +77,13 @@ func (h *httpInspector) request(b []byte) outcome {
 		return sawNone
 	}
 	h.seen = policy.Sight{Kind: policy.NameHost, Method: b[:n]}
-	target, versioned, ok := httpTarget(line[n+1:], string(b[:n]) == "GET")
+	target, ok := httpTarget(line[n+1:], string(b[:n]) == "GET")
 	if !ok {
 		return sawNone
 	}
-	if !versioned && len(rest) == 0 {
-		// HTTP/0.9: a line is all.
+	if h.lone && len(rest) == 0 && !bytes.Contains(line, []byte(" HTTP/")) {
 		h.rest = nil
-		h.seen.Path = h.cleanPath(target)
-		return sawNames
+		return h.name(target, nil)
 	}
 	return h.header(target, rest)
 }
@@ -116,14 +116,15 @@ func httpLine(b []byte) (line, rest []byte, whole bool) {
 }
 
 // httpTarget splits what stands behind the method. A request without a version
-// is one of HTTP/0.9, or one that lacks something and is answered all the same.
-func httpTarget(b []byte, isGet bool) (target []byte, versioned, ok bool) {
+// is one of HTTP/0.9, or one that lacks something and is answered all the same: its
+// line alone is not taken for all of it, since a Host may come behind.
+func httpTarget(b []byte, isGet bool) (target []byte, ok bool) {
 	b = bytes.TrimSpace(b)
 	if end := bytes.LastIndexByte(b, ' '); end >= 0 && bytes.HasPrefix(b[end+1:], []byte("HTTP/1.")) {
-		return bytes.TrimSpace(b[:end]), true, true
+		return bytes.TrimSpace(b[:end]), true
 	}
 	bare := len(b) > 0 && b[0] == '/' || bytes.HasPrefix(b, []byte("HTTP/1."))
-	return b, false, isGet && bare && bytes.IndexByte(b, ' ') < 0
+	return b, isGet && bare && bytes.IndexByte(b, ' ') < 0
 }
 
 // header reads the lines up to the empty one, and puts together what was seen.

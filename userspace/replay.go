@@ -47,16 +47,18 @@ func NewReplay(o Options) (*Replay, error) {
 	}
 	r := &Replay{watch: len(o.Policy.Rules), starts: make([]streamStart, replayStarts)}
 	// The policy is the caller's; the rules that only look are added to a copy.
-	p := *o.Policy
+	given := o.Policy
+	p := *given
 	accept := policy.Step{Action: policy.ActionAccept, Log: true}
 	question := policy.Step{QName: policy.NameMatch{Domains: new(policy.Domains)}, Log: true}
 	budget := policy.Until{Packets: 1000, Bytes: 1 << 20}
-	p.Rules = append(p.Rules[:len(p.Rules):len(p.Rules)],
+	p.Rules = append(given.Rules[:len(given.Rules):len(given.Rules)],
 		policy.Rule{Action: policy.ActionAccept, Until: budget, Steps: []policy.Step{accept}},
 		policy.Rule{Action: policy.ActionAccept, Until: budget, Steps: []policy.Step{question, accept}})
 	o.Policy, o.Decided, o.Start = &p, nil, r.start
 	if told := o.Seen; told != nil {
 		o.Seen = func(s Sighting) {
+			s.Policy = given
 			if s.Rule >= r.watch {
 				s.Rule = -1
 			}
@@ -65,6 +67,12 @@ func NewReplay(o Options) (*Replay, error) {
 	}
 	r.judge = newJudge(&o, &r.tally)
 	r.judge.responses = true
+	for _, in := range r.judge.onTCP {
+		// Nobody can gain by a Host that comes late: nothing passes here.
+		if http, ok := in.(*httpInspector); ok {
+			http.lone = true
+		}
+	}
 	return r, nil
 }
 
