@@ -169,6 +169,16 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 		fmt.Fprintf(b, "  step at %v: %v", s.Pos, s.Action)
 		dumpName(b, "sni", s.SNI)
 		dumpName(b, "qname", s.QName)
+		dumpName(b, "host", s.Host)
+		if s.Path != "" {
+			fmt.Fprintf(b, " path=%q", s.Path)
+		}
+		if s.ALPN != "" {
+			fmt.Fprintf(b, " alpn=%q", s.ALPN)
+		}
+		if s.ECH != nil {
+			fmt.Fprintf(b, " ech=%t", *s.ECH)
+		}
 		if s.Answer.IsValid() {
 			fmt.Fprintf(b, " answer=%v", s.Answer)
 		}

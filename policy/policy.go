@@ -204,6 +204,8 @@ type Step struct {
 	QName  NameMatch
 	Host   NameMatch
 	Path   string // exact, or with a final "*" how it begins; "" matches everything
+	ALPN   string // a protocol that a hello offers; "" matches everything
+	ECH    *bool  // whether an encrypted hello is offered; nil matches everything
 	Action Action // accept, drop or rewrite; ActionNone logs and goes on
 	Answer netip.Addr
 	Log    bool

@@ -33,8 +33,8 @@ var (
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}
 	stepKeys  = schema{
-		built: []string{"sni", "qname", "host", "path", "action", "answer", "log"},
-		later: []string{"alpn", "ja4", "qtype", "proto_l7", "ech", "list", "direction",
+		built: []string{"sni", "alpn", "ech", "qname", "host", "path", "action", "answer", "log"},
+		later: []string{"ja4", "qtype", "proto_l7", "list", "direction",
 			"replace", "redirect", "ttl"},
 	}
 )

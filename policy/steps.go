@@ -26,10 +26,11 @@ type Sight struct {
 	// Of an HTTP request. The path has its escapes decoded and no query.
 	Method, Path, Agent []byte
 
-	// Of a hello: the protocols offered as in the extension, and whether an
-	// encrypted hello is offered, in which case Name is the outer one.
-	ALPN []byte
-	ECH  bool
+	// Of a hello: its body, the protocols offered as in the extension, and whether
+	// an encrypted hello is offered, in which case Name is the outer one.
+	Hello []byte
+	ALPN  []byte
+	ECH   bool
 }
 
 // MatchStep returns the first step that decides about what was seen, or -1, and
@@ -37,8 +38,8 @@ type Sight struct {
 // undecided.
 //
 // A step on sni matches nothing but a TLS hello with a name in its pattern or
-// list, one on qname nothing but such a DNS question, one on host or path
-// nothing but such an HTTP request; a step without a condition matches
+// list, one on alpn or ech nothing but such a hello, one on qname nothing but such
+// a DNS question, one on host or path nothing but such an HTTP request; a step without a condition matches
 // everything. MatchStep does not allocate.
 func (r *Rule) MatchStep(seen *Sight) (step int, log bool) {
 	for i := range r.Steps {
@@ -59,7 +60,27 @@ func (s *Step) match(seen *Sight) bool {
 	return (s.SNI.Any() || seen.Kind == NameSNI && s.SNI.Match(seen.Name)) &&
 		(s.QName.Any() || seen.Kind == NameQName && s.QName.Match(seen.Name)) &&
 		(s.Host.Any() || seen.Kind == NameHost && s.Host.Match(seen.Name)) &&
-		(s.Path == "" || seen.Kind == NameHost && matchPath(s.Path, seen.Path))
+		(s.Path == "" || seen.Kind == NameHost && matchPath(s.Path, seen.Path)) &&
+		(s.ALPN == "" || seen.Kind == NameSNI && offers(seen.ALPN, s.ALPN)) &&
+		(s.ECH == nil || seen.Kind == NameSNI && *s.ECH == seen.ECH)
+}
+
+// AsksForHello tells whether the step has a condition on what a hello says.
+func (s *Step) AsksForHello() bool { return !s.SNI.Any() || s.ALPN != "" || s.ECH != nil }
+
+// AsksForRequest tells whether the step has a condition on HTTP requests.
+func (s *Step) AsksForRequest() bool { return !s.Host.Any() || s.Path != "" }
+
+// offers tells whether a protocol is in the list of a hello's ALPN extension.
+func offers(list []byte, protocol string) bool {
+	for len(list) > 0 && int(list[0]) < len(list) {
+		end := 1 + int(list[0])
+		if string(list[1:end]) == protocol {
+			return true
+		}
+		list = list[end:]
+	}
+	return false
 }
 
 // matchPath tells whether a path is the pattern, or begins with what stands in
@@ -123,6 +144,7 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	p.nameMatch(values["qname"], &s.QName)
 	p.nameMatch(values["host"], &s.Host)
 	p.pathMatch(values["path"], s)
+	p.helloMatch(values, s)
 	sound := p.action(values["action"], &s.Action, stepActions...)
 	if v := values["log"]; v != nil {
 		if v.kind != kindBool {
@@ -153,15 +175,42 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	}
 }
 
-// conditions names the conditions of a step, one for each protocol asked for.
+// stepProtocols are the keys of a step's conditions, by what has them.
+var stepProtocols = [...][]string{{"sni", "alpn", "ech"}, {"qname"}, {"host", "path"}}
+
+// conditions names one condition of a step for each protocol asked for.
 func conditions(values map[string]*node) (keys []string) {
-	for _, key := range []string{"sni", "qname", "host", "path"} {
-		http := len(keys) > 0 && keys[len(keys)-1] == "host" && key == "path"
-		if values[key] != nil && !http {
-			keys = append(keys, key)
+	for _, protocol := range stepProtocols {
+		for _, key := range protocol {
+			if values[key] != nil {
+				keys = append(keys, key)
+				break
+			}
 		}
 	}
 	return keys
+}
+
+// helloMatch reads conditions on what a hello offers.
+func (p *reader) helloMatch(values map[string]*node, s *Step) {
+	if n := values["alpn"]; n != nil {
+		switch {
+		case !n.scalar():
+			p.want(n, "a protocol's name, such as h2")
+		case n.text == "" || len(n.text) > 255:
+			p.invalid(n, "a protocol's name, such as h2")
+		default:
+			s.ALPN = n.text
+		}
+	}
+	if n := values["ech"]; n != nil {
+		if n.kind != kindBool {
+			p.want(n, "true or false")
+			return
+		}
+		offered := strings.EqualFold(n.text, "true")
+		s.ECH = &offered
+	}
 }
 
 // pathMatch reads a path of HTTP requests.

@@ -142,3 +142,47 @@ rules:
       - {path: /secret, action: drop}
       - {sni: exact.example, action: drop}
 `
+
+func TestMatchStepOnHellos(t *testing.T) {
+	p := mustParse(t, `
+version: 1
+zones: {lan: [eth1]}
+rules:
+  - name: hellos
+    from: lan
+    proto: [tcp, udp]
+    action: inspect
+    steps:
+      - {sni: .cdn.example, ech: true, action: drop}
+      - {alpn: h3, action: drop}
+      - {ech: false, alpn: h2, action: accept}
+      - {ech: true, action: accept}
+`)
+	const h2, h3 = "\x02h2\x08http/1.1", "\x02h2\x02h3"
+	for _, test := range []struct {
+		kind       NameKind
+		name, alpn string
+		ech        bool
+		want       int
+	}{
+		{NameSNI, "a.cdn.example", h2, true, 0},
+		{NameSNI, "a.cdn.example", h2, false, 2},
+		{NameSNI, "a.example", h3, true, 1},
+		{NameSNI, "a.example", h2, true, 3},
+		{NameSNI, "a.example", "", false, -1},
+		{NameSNI, "", "\x09h", false, -1},
+		{NameSNI, "", "\x03h2x", false, -1},
+		{NameHost, "a.cdn.example", h3, true, -1},
+		{NameNone, "", "", false, -1},
+	} {
+		got, _ := p.Rules[0].MatchStep(&Sight{Kind: test.kind, Name: []byte(test.name), ALPN: []byte(test.alpn), ECH: test.ech})
+		if got != test.want {
+			t.Errorf("%+v: step %d", test, got)
+		}
+	}
+	for i := range p.Rules[0].Steps {
+		if s := &p.Rules[0].Steps[i]; !s.AsksForHello() || s.AsksForRequest() {
+			t.Errorf("step %d asks for something else", i)
+		}
+	}
+}

@@ -24,10 +24,10 @@ func (j *judge) isDNS(rule *policy.Rule) bool {
 	return false
 }
 
-// asksForHello reports whether the rule has a step on the name in a hello.
+// asksForHello reports whether the rule has a step on what a hello says.
 func asksForHello(rule *policy.Rule) bool {
 	for i := range rule.Steps {
-		if !rule.Steps[i].SNI.Any() {
+		if rule.Steps[i].AsksForHello() {
 			return true
 		}
 	}

@@ -1,6 +1,9 @@
 package userspace
 
-import "github.com/hybridfw/hybridfw/policy"
+import (
+	"github.com/hybridfw/hybridfw/pktbuf"
+	"github.com/hybridfw/hybridfw/policy"
+)
 
 // ruling is what a rule's steps say.
 type ruling struct {
@@ -62,6 +65,10 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 		if seen.Response && !j.responses {
 			return // whoever asked has been told of
 		}
+		fingerprint := "" // which costs more than all else
+		if seen.Hello != nil && (r.log || j.responses) {
+			fingerprint = ja4(seen.Hello, j.view.Proto() == pktbuf.ProtoUDP, len(seen.Name) > 0)
+		}
 		j.o.Seen(Sighting{
 			Flow:   j.flow,
 			Kind:   in.kind(),
@@ -77,6 +84,7 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 			Agent:  string(seen.Agent),
 			ALPN:   alpnNames(seen.ALPN),
 			ECH:    seen.ECH,
+			JA4:    fingerprint,
 
 			Response: seen.Response,
 		})

@@ -16,7 +16,7 @@ func (j *judge) isDNSStream(rule *policy.Rule) bool {
 	for i := range rule.Steps {
 		s := &rule.Steps[i]
 		asked = asked || !s.QName.Any()
-		if !s.SNI.Any() || !s.Host.Any() || s.Path != "" {
+		if s.AsksForHello() || s.AsksForRequest() {
 			return false
 		}
 	}

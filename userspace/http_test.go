@@ -165,7 +165,8 @@ func FuzzHTTP(f *testing.F) {
 			t.Fatalf("%d requests in %d lines", len(all), n)
 		}
 		for _, line := range all {
-			if strings.Contains(line, "/../") || len(line) > httpNameMax+1+len(b) {
+			_, path, _ := strings.Cut(line, " ")
+			if strings.HasPrefix(path, "/") && strings.Contains(path, "/../") || len(line) > httpNameMax+1+len(b) {
 				t.Fatalf("%q", line)
 			}
 		}

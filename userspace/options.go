@@ -39,6 +39,7 @@ type Sighting struct {
 	Agent  string // HTTP: User-Agent
 	ALPN   string // TLS and QUIC: the protocols offered, with commas in between
 	ECH    bool   // TLS and QUIC: an encrypted hello is offered; Name is the outer one
+	JA4    string // TLS and QUIC: the fingerprint of the hello
 
 	Response bool // DNS: the question of a response; only a Replay tells of these
 

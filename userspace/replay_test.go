@@ -55,6 +55,9 @@ func TestReplayJudgesAsAWorkerDoes(t *testing.T) {
 		t.Fatalf("%+v", seen.sightings)
 	}
 	for i, s := range seen.sightings {
+		if s.Kind == "tls" {
+			want[i].JA4 = "t12d010100_0f2cb44170f4_000000000000"
+		}
 		want[i].Flow, want[i].Policy, want[i].Reason = s.Flow, p, ReasonStep
 		if s != want[i] {
 			t.Errorf("sighting %d: %+v, want %+v", i, s, want[i])

@@ -95,12 +95,13 @@ func TestStreamMemoryIsBounded(t *testing.T) {
 
 func FuzzStream(f *testing.F) {
 	f.Add([]byte("the same bytes, whatever the order"), uint64(1))
+	s := newStreams(streamMax)
 	f.Fuzz(func(t *testing.T, data []byte, seed uint64) {
 		if len(data) == 0 || len(data) > streamMax {
 			return
 		}
-		s := newStreams(streamMax)
 		id := s.open()
+		defer s.close(id)
 		r := rand.New(rand.NewPCG(seed, 0))
 		cuts := pieces(r, len(data), 1+r.IntN(20))
 		for _, c := range cuts {

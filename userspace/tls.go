@@ -62,7 +62,7 @@ func (h *helloNames) next() *policy.Sight {
 
 // read looks at a whole ClientHello, without its message header.
 func (h *helloNames) read(hello []byte) outcome {
-	h.seen = policy.Sight{Kind: policy.NameSNI}
+	h.seen = policy.Sight{Kind: policy.NameSNI, Hello: hello}
 	host, got := serverName(hello, &h.seen)
 	if h.left = got == sawNames; !h.left {
 		return got

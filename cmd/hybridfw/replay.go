@@ -72,6 +72,7 @@ type sightingLine struct {
 	Agent    string `json:"agent,omitempty"`
 	ALPN     string `json:"alpn,omitempty"`
 	ECH      bool   `json:"ech,omitempty"`
+	JA4      string `json:"ja4,omitempty"`
 }
 
 // replayer takes packets from a capture to the inspectors.
@@ -256,7 +257,7 @@ func (r *replayer) seen(s userspace.Sighting) {
 		Packet: r.packet, Kind: s.Kind, Name: s.Name, Proto: "tcp",
 		Src: s.Flow.Src().Addr().String(), Sport: s.Flow.SrcPort(), Dst: s.Flow.Dst().Addr().String(), Dport: s.Flow.DstPort(),
 		Verdict: s.Action.String(), Response: s.Response,
-		Method: s.Method, Path: s.Path, Agent: s.Agent, ALPN: s.ALPN, ECH: s.ECH,
+		Method: s.Method, Path: s.Path, Agent: s.Agent, ALPN: s.ALPN, ECH: s.ECH, JA4: s.JA4,
 	}
 	if s.Flow.Proto() == pktbuf.ProtoUDP {
 		line.Proto = "udp"
