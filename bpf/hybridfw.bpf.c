@@ -406,7 +406,8 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 	struct sets s;
 	bool half;
 
-	// Only user space decides that a flow is dropped.
+	// Only user space decides that a flow is dropped; what a reload has denied is
+	// left to fw_tc.
 	if (p->later_fragment || (!any_inspect && !(source & SET_EARLY)))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	if (!starts_flow(p)) {

@@ -99,10 +99,10 @@ func (f *Firewall) swap(next *instance, g *generation) error {
 	}
 	// Decisions about flows that the next policy has judged must be known to be
 	// older from the first such flow on.
-	if err := f.saveState(g.number); err != nil {
+	before, old := f.current.Load(), f.instance
+	if err := f.saveState(g, before); err != nil {
 		return err
 	}
-	before, old := f.current.Load(), f.instance
 	f.current.Store(g)
 	joined, err := f.join(next, links)
 	if err == nil {

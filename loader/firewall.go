@@ -174,11 +174,8 @@ func explainLoad(err error) error {
 // vain is found before anything is changed; when the kernel refuses something
 // after that, nothing stays attached.
 func (f *Firewall) Attach() error {
-	links, err := complete(netlink.LinkList)
+	links, err := f.check()
 	if err != nil {
-		return fmt.Errorf("listing interfaces: %w", err)
-	}
-	if err := checkInterfaces(f.policy, links); err != nil {
 		return err
 	}
 	if f.lock, err = lockPins(f.opts.PinDir); err != nil {
@@ -188,6 +185,21 @@ func (f *Firewall) Attach() error {
 		return errors.Join(err, f.Detach())
 	}
 	return nil
+}
+
+// Check reports what the policy asks for in vain. Attach does so, too, but before
+// it others may want to know.
+func (f *Firewall) Check() error {
+	_, err := f.check()
+	return err
+}
+
+func (f *Firewall) check() ([]netlink.Link, error) {
+	links, err := complete(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("listing interfaces: %w", err)
+	}
+	return links, checkInterfaces(f.policy, links)
 }
 
 func (f *Firewall) attachAll(links []netlink.Link) error {

@@ -1,8 +1,10 @@
 package loader
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/hybridfw/hybridfw/gen"
+	"github.com/hybridfw/hybridfw/policy"
 )
 
 // The maps that outlive a policy are pinned under their names, so that they outlive
@@ -21,8 +24,36 @@ var pinnedMaps = slices.Sorted(maps.Keys(new(instance).sharedMaps()))
 
 // state is the value of the map "state".
 type state struct {
-	Layout     uint32 // gen.FWLimitsLAYOUT of who wrote it
-	Generation uint32 // the last that was given
+	Layout     uint32           // gen.FWLimitsLAYOUT of who wrote it
+	Generation uint32           // the last that was given
+	IDs        [maxMarks]uint32 // by mark: policy.Rule.ID of the rule that it stands for, 0 where for none
+}
+
+// PinnedMarks returns what the numbers (policy.Rule.Inspect) of a process that is
+// gone stand for, as policy.Policy.Resume needs it: its programs mark on until they
+// are replaced.
+func PinnedMarks(pinDir string) map[int]uint32 {
+	f := &Firewall{opts: Options{PinDir: pinDir, Log: slog.New(slog.DiscardHandler)}}
+	ids := make(map[int]uint32)
+	if s, ok := f.readState(); ok {
+		for mark, id := range s.IDs {
+			if id != 0 {
+				ids[mark-policy.MarkInspect] = id
+			}
+		}
+	}
+	return ids
+}
+
+// Guards tells whether something of a kernel half is attached, by the pins of a
+// process that runs or is gone.
+func Guards(pinDir string) (bool, error) {
+	links, err := linkPins(pinDir)
+	if err != nil {
+		return false, err
+	}
+	marks, err := filepath.Glob(filepath.Join(pinDir, "clsact-*"))
+	return len(links)+len(marks) > 0, err
 }
 
 // heir is a map that takes over the entries of an earlier one of another size.
@@ -109,12 +140,12 @@ func (f *Firewall) endHeritage() error {
 
 // pinMaps pins what the next process goes on with.
 func (f *Firewall) pinMaps() error {
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fw_state", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fw_state", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(state{})), MaxEntries: 1})
 	if err != nil {
 		return fmt.Errorf("making the map of the state: %w", err)
 	}
 	f.state = m
-	if err := f.saveState(f.numbered); err != nil {
+	if err := f.saveState(f.current.Load(), nil); err != nil {
 		return err
 	}
 	for name, m := range f.sharedMaps() {
@@ -128,12 +159,24 @@ func (f *Firewall) pinMaps() error {
 	return repin(f.state, filepath.Join(f.opts.PinDir, statePin))
 }
 
-// saveState notes a generation before the first flow is judged by it.
-func (f *Firewall) saveState(generation uint32) error {
+// saveState notes a generation before the first flow is judged by it, and what the
+// marks of both mean until the one before is gone.
+func (f *Firewall) saveState(next, before *generation) error {
 	if f.state == nil {
 		return nil // nothing is pinned
 	}
-	if err := f.state.Put(uint32(0), state{uint32(gen.FWLimitsLAYOUT), generation}); err != nil {
+	s := state{Layout: uint32(gen.FWLimitsLAYOUT), Generation: next.number}
+	for _, g := range []*generation{before, next} {
+		if g == nil {
+			continue
+		}
+		for mark, m := range g.marks {
+			if m.rule != ruleNone {
+				s.IDs[mark] = m.id
+			}
+		}
+	}
+	if err := f.state.Put(uint32(0), &s); err != nil {
 		return fmt.Errorf("noting the state: %w", err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -117,7 +118,7 @@ func TestUnknownLayoutIsNotTakenOver(t *testing.T) {
 		}
 		p := udp(netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("198.51.100.2"), 40000, 9999)
 		expect(t, "first", b.arrives(dead, b.lan, p), passes)
-		if err := errors.Join(dead.state.Put(uint32(0), state{uint32(gen.FWLimitsLAYOUT) + 1, 7}), dead.Close()); err != nil {
+		if err := errors.Join(dead.state.Put(uint32(0), &state{Layout: uint32(gen.FWLimitsLAYOUT) + 1, Generation: 7}), dead.Close()); err != nil {
 			return err
 		}
 		next := mustLoad(t, rejudgeHead, o)
@@ -174,5 +175,43 @@ func TestChangedMapIsNotTakenOver(t *testing.T) {
 			}
 		}
 		return errors.Join(next.Detach(), next.Close())
+	})
+}
+
+// TestMarksOfAGoneProcessAreKnown: its programs mark on until they are replaced.
+func TestMarksOfAGoneProcessAreKnown(t *testing.T) {
+	b := newBench(t)
+	b.host.MustDo(t, func() error {
+		o := Options{PinDir: pinDir(t)}
+		if got := PinnedMarks(o.PinDir); len(got) != 0 {
+			t.Errorf("marks %v without a process before", got)
+		}
+		if there, err := Guards(o.PinDir); there || err != nil {
+			t.Errorf("guards: %v, %v", there, err)
+		}
+		first := mustPolicy(t, rejudgeHead+webRule)
+		f, err := Load(first, o)
+		if err != nil {
+			return err
+		}
+		if err := f.Attach(); err != nil {
+			return err
+		}
+		if got, want := PinnedMarks(o.PinDir), (map[int]uint32{0: first.Rules[1].ID}); !maps.Equal(got, want) {
+			t.Errorf("marks %v, want %v", got, want)
+		}
+		second := mustPolicy(t, rejudgeHead+replace(t, webRule, "dport: 443", "dport: 444"))
+		if err := errors.Join(second.Succeed(first, nil), f.Apply(second), f.Close()); err != nil {
+			return err
+		}
+		// Of both: where the process dies amid the swap both mark.
+		want := map[int]uint32{0: first.Rules[1].ID, 1: second.Rules[1].ID}
+		if got := PinnedMarks(o.PinDir); !maps.Equal(got, want) {
+			t.Errorf("marks %v, want %v", got, want)
+		}
+		if there, err := Guards(o.PinDir); !there || err != nil {
+			t.Errorf("guards: %v, %v", there, err)
+		}
+		return Detach(o.PinDir)
 	})
 }

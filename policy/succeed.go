@@ -51,34 +51,74 @@ func (p *Policy) Succeed(before *Policy, held []int) error {
 			known[r.ID] = r
 		}
 	}
-	free := 0
-	var fresh []*Rule
+	changed, ok := p.number(taken, func(r *Rule) (int, bool) {
+		old := known[r.ID]
+		if old == nil || p.Failure != before.Failure || !slices.EqualFunc(r.lists, old.lists, (*List).same) {
+			return 0, false
+		}
+		delete(known, r.ID)
+		return old.Inspect, true
+	})
+	if !ok {
+		return &Errors{List: []*Error{{File: p.File, Msg: fmt.Sprintf(
+			"marks.mask 0x%08x has values for %d inspecting rules; %d that have changed do not fit beside those in force: restart, or reload in two steps",
+			p.Marks.Mask, p.Marks.Room(), changed)}}}
+	}
+	return nil
+}
+
+// Resume is Succeed where of the policy before only the numbers of its rules and
+// their ids are known: that of a process that is gone. Where there is no room for
+// numbers of their own the rules keep those that Parse has given them.
+func (p *Policy) Resume(ids map[int]uint32) {
+	taken := make(map[int]bool)
+	known := make(map[uint32]int)
+	for n, id := range ids {
+		taken[n] = true
+		known[id] = n
+	}
+	p.number(taken, func(r *Rule) (int, bool) {
+		n, ok := known[r.ID]
+		delete(known, r.ID)
+		return n, ok
+	})
+}
+
+// number gives inspecting rules the numbers that keep knows for them, and the
+// others free ones, of which it returns how many there are. ok is false where there
+// is no room: then nothing is changed.
+func (p *Policy) number(taken map[int]bool, keep func(*Rule) (int, bool)) (fresh int, ok bool) {
+	numbers := make(map[*Rule]int)
+	var others []*Rule
 	for i := range p.Rules {
 		r := &p.Rules[i]
 		if r.Action != ActionInspect {
 			continue
 		}
-		old := known[r.ID]
-		if old != nil && p.Failure == before.Failure && slices.EqualFunc(r.lists, old.lists, (*List).same) {
-			r.Inspect = old.Inspect
-			delete(known, r.ID)
-			continue
+		if n, ok := keep(r); ok {
+			numbers[r] = n
+		} else {
+			others = append(others, r)
 		}
-		fresh = append(fresh, r)
 	}
-	for _, r := range fresh {
+	free := 0
+	for _, r := range others {
 		for taken[free] {
 			free++
 		}
-		r.Inspect = free
+		numbers[r] = free
 		free++
 	}
-	if room := min(p.Marks.Room(), maxNumbers); free > room && len(fresh) > 0 {
-		return &Errors{List: []*Error{{File: p.File, Msg: fmt.Sprintf(
-			"marks.mask 0x%08x has values for %d inspecting rules; %d that have changed do not fit beside those in force: restart, or reload in two steps",
-			p.Marks.Mask, room, len(fresh))}}}
+	room := min(p.Marks.Room(), maxNumbers)
+	for _, n := range numbers {
+		if n >= room {
+			return len(others), false
+		}
 	}
-	return nil
+	for r, n := range numbers {
+		r.Inspect = n
+	}
+	return len(others), true
 }
 
 // KeepPinned puts the pinned rules of before that p has no rule of the same name

@@ -148,3 +148,25 @@ func TestPinnedRulesAreKept(t *testing.T) {
 		checkErrors(t, err)
 	}
 }
+
+// TestResumeGoesOnWithNumbersOfAGoneProcess knows ids only.
+func TestResumeGoesOnWithNumbersOfAGoneProcess(t *testing.T) {
+	a, b := inspecting("a", "443", "{action: accept}"), inspecting("b", "8443", "{action: accept}")
+	first := mustParse(t, succeedHead+"rules:\n"+a+b)
+	ids := map[int]uint32{7: first.Rules[0].ID, 0: 12345, 2: 54321}
+	next := mustParse(t, succeedHead+"rules:\n"+b+a)
+	next.Resume(ids)
+	if got := numbers(next); !reflect.DeepEqual(got, map[string]int{"a": 7, "b": 1}) {
+		t.Errorf("numbers %v, want the known one, and a free one", got)
+	}
+	next = mustParse(t, succeedHead+"rules:\n"+b+a)
+	next.Resume(nil)
+	if got := numbers(next); !reflect.DeepEqual(got, map[string]int{"b": 0, "a": 1}) {
+		t.Errorf("numbers %v without a process before", got)
+	}
+	narrow := mustParse(t, succeedHead+"marks: {mask: 0x7}\nrules:\n"+b+a)
+	narrow.Resume(ids)
+	if got := numbers(narrow); !reflect.DeepEqual(got, map[string]int{"b": 0, "a": 1}) {
+		t.Errorf("numbers %v where there is no room for others", got)
+	}
+}

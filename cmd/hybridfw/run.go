@@ -270,6 +270,7 @@ type daemon struct {
 	stage    *userspace.Stage
 	steering atomic.Pointer[userspace.Steering]
 	names    *nameLog
+	found    bool // an nft table that a process before has left
 	attached bool
 	leave    bool           // stop as a killed process does: the kernel half stays
 	failed   chan error     // a half that cannot go on
@@ -287,6 +288,8 @@ type daemon struct {
 func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, err error) {
 	d := &daemon{options: o, since: time.Now(), log: log, names: newNameLog(log),
 		failed: make(chan error, 2), done: make(chan struct{}), watched: make(chan struct{})}
+	// A process before may have left programs, which mark until they are replaced.
+	p.Resume(loader.PinnedMarks(o.pinDir))
 	d.policy.Store(p)
 	defer func() {
 		if err != nil {
@@ -312,6 +315,12 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	}
 	steering, err := userspace.NewSteering(options)
 	if err != nil {
+		return nil, err
+	}
+	if err = d.kernel.Check(); err != nil {
+		return nil, err
+	}
+	if d.found, err = steering.Installed(); err != nil {
 		return nil, err
 	}
 	d.steering.Store(steering)
@@ -401,7 +410,7 @@ func (d *daemon) stop() error {
 		errs = append(errs, d.stage.Drain(ctx))
 	}
 	if steering := d.steering.Load(); steering != nil {
-		errs = append(errs, steering.Remove())
+		errs = append(errs, d.unsteer(steering))
 	}
 	if d.stage != nil {
 		errs = append(errs, d.stage.Close())
@@ -432,4 +441,16 @@ func (d *daemon) keepGuarding() []error {
 	d.names.close()
 	d.log.Info("the kernel half guards on, for the next start or 'hybridfw detach'")
 	return errs
+}
+
+// unsteer removes the table, but not from under a kernel half that a process before
+// has left and that this one could not take over: without it marked packets pass.
+func (d *daemon) unsteer(steering *userspace.Steering) error {
+	if d.found && !d.attached {
+		guards, err := loader.Guards(d.options.pinDir)
+		if err != nil || guards {
+			return err
+		}
+	}
+	return steering.Remove()
 }

@@ -2,9 +2,11 @@ package netns
 
 import (
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hybridfw/hybridfw/internal/testnet"
 )
@@ -88,12 +90,38 @@ func TestKeptStopGuardsOn(t *testing.T) {
 			t.Errorf("left behind: %v, of %v", left, atWork)
 		}
 		denied := b.collect(t, at(families[0].server, 9), number)
-		b.sendNumbers(t, at(families[0].server, 9), 1000000, numbered).stop()
+		b.sendNumbers(t, at(families[0].server, 9), time.Millisecond, numbered).stop()
 		exchange(t, b.Client.MustDial(t, "udp", at(families[0].server, 7)), 3)
 		denied.expectNone(t)
 		b.f.mustDetach(t)
 		if rest := b.f.outside(t); len(rest) >= len(left) {
 			t.Errorf("after detach: %v", rest)
 		}
+	})
+}
+
+// TestFailedStartLeavesWhatGuards starts over a killed process, in vain.
+func TestFailedStartLeavesWhatGuards(t *testing.T) {
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		b := newBench(t, testnet.RoutedOptions{}, basePolicy, m.flags()...)
+		questions := b.collect(t, at(families[0].server, 53), id)
+		b.f.kill()
+		left := b.f.outside(t)
+		b.f.write(strings.Replace(basePolicy, "wan0", "eth7", 1))
+		_, errs, code := b.f.run(append([]string{"run", "--policy", b.f.policy()}, b.f.places()...)...)
+		if code == 0 || !strings.Contains(errs, "eth7") {
+			t.Fatalf("exit status %d, %s", code, errs)
+		}
+		now := slices.DeleteFunc(b.f.outside(t), func(line string) bool { return !slices.Contains(left, line) })
+		for _, line := range left {
+			if !slices.Contains(now, line) && !strings.Contains(line, b.f.runDir()) {
+				t.Errorf("the failed start has removed %s", line)
+			}
+		}
+		b.sendNumbers(t, at(families[0].server, 53), time.Millisecond, func(i int) []byte {
+			return question(t, uint16(i), "denied.example.", 1)
+		}).stop()
+		exchange(t, b.Client.MustDial(t, "udp", at(families[0].server, 7)), 3)
+		questions.expectNone(t)
 	})
 }
