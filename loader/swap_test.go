@@ -35,7 +35,13 @@ rules:
 )
 
 // numbersPerTest is also the number of source ports: each number is a new flow.
-const numbersPerTest = 40000
+// An emulated machine is slow.
+var numbersPerTest = func() int {
+	if testnet.InGuest() {
+		return 4000
+	}
+	return 40000
+}()
 
 // sendNumbered sends numbered datagrams, each from a port of its own, to both
 // ports, until all are sent.
@@ -147,7 +153,7 @@ func TestNoPacketMeetsAMixOfPolicies(t *testing.T) {
 		var sending sync.WaitGroup
 		sent := make(chan error, 1)
 		sending.Go(func() { sent <- sendNumbered(client) })
-		swaps := 0
+		few, swaps := numbersPerTest/400, 0
 		for ended := false; !ended; swaps++ {
 			if err := f.exchange(next); err != nil {
 				t.Fatal(err)
@@ -171,10 +177,10 @@ func TestNoPacketMeetsAMixOfPolicies(t *testing.T) {
 		dropped := f.sum(t, "tc", "drop", "rule") + f.sum(t, "xdp", "drop", "rule")
 		t.Logf("%d swaps; of %d packets %d met the first policy and %d the second; of as many others %d were accepted and %d dropped",
 			swaps, numbersPerTest, by[2], by[3], accepted.got, dropped)
-		if by[2]+by[3] != numbersPerTest || marked.twice != 0 || by[2] < 100 || by[3] < 100 {
+		if by[2]+by[3] != numbersPerTest || marked.twice != 0 || by[2] < few || by[3] < few {
 			t.Errorf("%d packets by mark (plus 1): %v, %d twice; want all, by both policies, with the mark of one", marked.got, by, marked.twice)
 		}
-		if accepted.got+int(dropped) != numbersPerTest || accepted.twice != 0 || accepted.got < 100 || dropped < 100 {
+		if accepted.got+int(dropped) != numbersPerTest || accepted.twice != 0 || accepted.got < few || int(dropped) < few {
 			t.Errorf("%d packets accepted, %d twice, and %d dropped; want each one of the two", accepted.got, accepted.twice, dropped)
 		}
 		if err := errors.Join(f.Detach(), f.Close(), f.closeInstance(next)); err != nil {
