@@ -25,6 +25,8 @@ struct sets {
 	const __u64 *dport;
 	const __u64 *src;
 	const __u64 *dst;
+	const __u64 *ip; // code point and fragments
+	const __u64 *vlan;
 };
 
 static __always_inline const __u64 *set(__u32 number)
@@ -60,17 +62,38 @@ static __always_inline __u32 source_number(const struct packet *p)
 	return address_number(&hosts_src, any_hosts_src, &rules_src, p->src);
 }
 
+static __always_inline __u32 table_number(void *table, __u32 i)
+{
+	__u32 *number = bpf_map_lookup_elem(table, &i);
+
+	return number ? *number : 0;
+}
+
+// l4_number is the set of a packet's protocol, and of what the protocol has.
+static __always_inline __u32 l4_number(const struct packet *p)
+{
+	if (p->proto == IPPROTO_TCP)
+		return flag_sets[p->tcp_flags];
+	// The one in the other's IP version means nothing, and has no type.
+	if (any_icmp && p->proto == (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		return table_number(&rules_icmp, (p->family == 4 ? 0 : ICMP_SETS) +
+							 p->icmp_type * 256 + p->icmp_code);
+	return l4_sets[p->proto];
+}
+
 // find_sets looks up the sets of a packet whose source is looked up already.
 static __always_inline bool find_sets(const struct packet *p, __u32 source, struct sets *s)
 {
-	__u32 l4 = p->proto == IPPROTO_TCP ? flag_sets[p->tcp_flags] : l4_sets[p->proto];
-
-	s->l4 = set(l4);
+	s->l4 = set(l4_number(p));
 	s->src = set(source);
 	s->dst = set(address_number(&hosts_dst, any_hosts_dst, &rules_dst, p->dst));
 	s->dport = any_dport ? set(port_number(&rules_dport, p->has_ports, p->dport)) : s->l4;
 	s->sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s->l4;
-	return s->l4 && s->src && s->dst && s->dport && s->sport;
+	s->ip = any_ip ? set(ip_sets[(p->tos >> 2 | (p->fragment ? IP_FRAGMENT : 0)) &
+				     (MAX_IP - 1)])
+		       : s->l4;
+	s->vlan = any_vlan ? set(table_number(&rules_vlan, p->vlan)) : s->l4;
+	return s->l4 && s->src && s->dst && s->dport && s->sport && s->ip && s->vlan;
 }
 
 enum {
@@ -102,6 +125,10 @@ static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to
 			all &= s->dport[w];
 		if (any_sport)
 			all &= s->sport[w];
+		if (any_ip)
+			all &= s->ip[w];
+		if (any_vlan)
+			all &= s->vlan[w];
 		if (all)
 			return any_number(w * 64 + __builtin_ctzll(all));
 	}

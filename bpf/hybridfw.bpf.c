@@ -146,7 +146,11 @@ __noinline int parse_skb(struct __sk_buff *skb, struct packet *p)
 		.gso = skb->gso_size != 0,
 	};
 
-	return parse_frame(&c, p, skb->vlan_present);
+	int parsed = parse_frame(&c, p, skb->vlan_present);
+
+	if (skb->vlan_present)
+		p->vlan = skb->vlan_tci & (MAX_VLAN - 1);
+	return parsed;
 }
 
 // parse_quoted parses the packet inside an ICMP error.
@@ -422,7 +426,8 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 	    !find_sets(p, source, &s))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
-	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->action == ACTION_DROP)
+	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
+	    rule_at(n)->action == ACTION_DROP)
 		return judged(VERDICT_DROP, REASON_RULE);
 	return judged(VERDICT_PASS, REASON_NEXT);
 }
@@ -443,6 +448,8 @@ int fw_xdp(struct xdp_md *ctx)
 	int parsed = parse_frame(&c, &p, false);
 	p.frame_len = c.frame_len;
 	p.segments = 1;
+	// The device may have taken the outer tag off, and does not say so here.
+	p.vlan = VLAN_UNKNOWN;
 	if (parsed == PARSED)
 		j = judge_early(&p, ctx->ingress_ifindex);
 	count(HOOK_XDP, j.verdict, j.reason, p.segments, p.frame_len);

@@ -15,8 +15,13 @@ enum limits {
 	SET_EARLY = 1 << 30, // flag beside a set's number
 	MAX_PORT = 65536,    // index of "no ports" in the port tables
 	MAX_FLAGS = 256,     // index of "no TCP flags" in the flag table
-	MAX_EXT_HEADERS = 8, // IPv6 extension headers walked
-	MAX_VLAN_TAGS = 2,   // tags walked in the frame
+	MAX_VLAN = 4096,     // ids of a tag; 0: no tag
+	VLAN_UNKNOWN = MAX_VLAN, // index of "nobody can tell" in the VLAN table
+	IP_FRAGMENT = 64,	 // flag beside a code point: of a fragmented datagram
+	MAX_IP = 128,		 // code points with and without it
+	ICMP_SETS = 65536,	 // types and codes of ICMP, before those of ICMPv6
+	MAX_EXT_HEADERS = 8,	 // IPv6 extension headers walked
+	MAX_VLAN_TAGS = 2,	 // tags walked in the frame
 	IN_UNKNOWN = 0x7fffffff, // in flow.in: nobody knows; no ifindex
 	RULE_NONE = 0xffff,	 // no rule: a default or a built-in decided
 };
@@ -151,7 +156,8 @@ struct rule {
 	__u8 action;
 	__u8 replies;  // ACTION_INSPECT: replies are uncertain too
 	__u8 any_zone; // asks for no zone out
-	__u8 pad[3];
+	__u8 any_vlan; // asks for no VLAN
+	__u8 pad[2];
 	__u32 id; // ACTION_INSPECT: of the rule's text, the same in every policy that has it
 };
 _Static_assert(sizeof(struct rule) == 12, "rule");

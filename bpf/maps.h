@@ -37,6 +37,8 @@ const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
 const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_hosts_src, any_hosts_dst, any_sport, any_dport;
+const volatile bool any_icmp, any_ip, any_vlan;
+const volatile __u32 ip_sets[MAX_IP]; // by code point (DSCP) and IP_FRAGMENT
 
 // The sets. The loader makes values as long as rule_words says.
 struct {
@@ -60,6 +62,22 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } rules_dport SEC(".maps");
+
+// Sets by VLAN id of the outer tag. Entry VLAN_UNKNOWN has all rules.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_VLAN + 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} rules_vlan SEC(".maps");
+
+// Sets by type * 256 + code, of ICMP and behind them of ICMPv6.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * ICMP_SETS);
+	__type(key, __u32);
+	__type(value, __u32);
+} rules_icmp SEC(".maps");
 
 // Sets by address. Single addresses are looked up first; a prefix holds the
 // rules of all prefixes around it too, an address those of its prefixes, so that

@@ -51,6 +51,7 @@ struct packet {
 	__u32 segments; // of a super-packet, else 1
 	__be16 sport;	// 0 without ports; ICMP echo: the identifier
 	__be16 dport;
+	__u16 vlan;  // id of the outer tag, 0 without one
 	__u8 family; // 4 or 6
 	__u8 proto;
 	__u8 tos; // IPv4 TOS or IPv6 traffic class
@@ -334,6 +335,8 @@ static __always_inline int parse_frame(const struct cursor *c, struct packet *p,
 
 		if ((void *)(tag + 1) > c->end)
 			return PARSED_SHORT;
+		if (i == 0)
+			p->vlan = bpf_ntohs(tag->tci) & (MAX_VLAN - 1);
 		proto = tag->proto;
 		p->l3 += sizeof(*tag);
 	}

@@ -114,6 +114,11 @@ const (
 	FWLimitsSET_EARLY       FWLimits = 1073741824
 	FWLimitsMAX_PORT        FWLimits = 65536
 	FWLimitsMAX_FLAGS       FWLimits = 256
+	FWLimitsMAX_VLAN        FWLimits = 4096
+	FWLimitsVLAN_UNKNOWN    FWLimits = 4096
+	FWLimitsIP_FRAGMENT     FWLimits = 64
+	FWLimitsMAX_IP          FWLimits = 128
+	FWLimitsICMP_SETS       FWLimits = 65536
 	FWLimitsMAX_EXT_HEADERS FWLimits = 8
 	FWLimitsMAX_VLAN_TAGS   FWLimits = 2
 	FWLimitsIN_UNKNOWN      FWLimits = 2147483647
@@ -151,7 +156,8 @@ type FWRule struct {
 	Action  uint8
 	Replies uint8
 	AnyZone uint8
-	Pad     [3]uint8
+	AnyVlan uint8
+	Pad     [2]uint8
 	Id      uint32
 }
 
@@ -177,8 +183,10 @@ const (
 	FWMapRuleSets        = "rule_sets"
 	FWMapRulesDport      = "rules_dport"
 	FWMapRulesDst        = "rules_dst"
+	FWMapRulesIcmp       = "rules_icmp"
 	FWMapRulesSport      = "rules_sport"
 	FWMapRulesSrc        = "rules_src"
+	FWMapRulesVlan       = "rules_vlan"
 	FWMapZones           = "zones"
 	FWProgFwDecide       = "fw_decide"
 	FWProgFwTc           = "fw_tc"
@@ -188,13 +196,17 @@ const (
 	FWVarAnyEarly        = "any_early"
 	FWVarAnyHostsDst     = "any_hosts_dst"
 	FWVarAnyHostsSrc     = "any_hosts_src"
+	FWVarAnyIcmp         = "any_icmp"
 	FWVarAnyInspect      = "any_inspect"
+	FWVarAnyIp           = "any_ip"
 	FWVarAnySport        = "any_sport"
+	FWVarAnyVlan         = "any_vlan"
 	FWVarDefaultForward  = "default_forward"
 	FWVarDefaultInput    = "default_input"
 	FWVarDefaultOutput   = "default_output"
 	FWVarFlagSets        = "flag_sets"
 	FWVarGeneration      = "generation"
+	FWVarIpSets          = "ip_sets"
 	FWVarL4Sets          = "l4_sets"
 	FWVarMarkMask        = "mark_mask"
 	FWVarMarkShift       = "mark_shift"
@@ -273,8 +285,10 @@ type FWMapSpecs struct {
 	RuleSets   *ebpf.MapSpec `ebpf:"rule_sets"`
 	RulesDport *ebpf.MapSpec `ebpf:"rules_dport"`
 	RulesDst   *ebpf.MapSpec `ebpf:"rules_dst"`
+	RulesIcmp  *ebpf.MapSpec `ebpf:"rules_icmp"`
 	RulesSport *ebpf.MapSpec `ebpf:"rules_sport"`
 	RulesSrc   *ebpf.MapSpec `ebpf:"rules_src"`
+	RulesVlan  *ebpf.MapSpec `ebpf:"rules_vlan"`
 	Zones      *ebpf.MapSpec `ebpf:"zones"`
 }
 
@@ -286,13 +300,17 @@ type FWVariableSpecs struct {
 	AnyEarly        *ebpf.VariableSpec `ebpf:"any_early"`
 	AnyHostsDst     *ebpf.VariableSpec `ebpf:"any_hosts_dst"`
 	AnyHostsSrc     *ebpf.VariableSpec `ebpf:"any_hosts_src"`
+	AnyIcmp         *ebpf.VariableSpec `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
+	AnyIp           *ebpf.VariableSpec `ebpf:"any_ip"`
 	AnySport        *ebpf.VariableSpec `ebpf:"any_sport"`
+	AnyVlan         *ebpf.VariableSpec `ebpf:"any_vlan"`
 	DefaultForward  *ebpf.VariableSpec `ebpf:"default_forward"`
 	DefaultInput    *ebpf.VariableSpec `ebpf:"default_input"`
 	DefaultOutput   *ebpf.VariableSpec `ebpf:"default_output"`
 	FlagSets        *ebpf.VariableSpec `ebpf:"flag_sets"`
 	Generation      *ebpf.VariableSpec `ebpf:"generation"`
+	IpSets          *ebpf.VariableSpec `ebpf:"ip_sets"`
 	L4Sets          *ebpf.VariableSpec `ebpf:"l4_sets"`
 	MarkMask        *ebpf.VariableSpec `ebpf:"mark_mask"`
 	MarkShift       *ebpf.VariableSpec `ebpf:"mark_shift"`
@@ -339,8 +357,10 @@ type FWMaps struct {
 	RuleSets   *ebpf.Map `ebpf:"rule_sets"`
 	RulesDport *ebpf.Map `ebpf:"rules_dport"`
 	RulesDst   *ebpf.Map `ebpf:"rules_dst"`
+	RulesIcmp  *ebpf.Map `ebpf:"rules_icmp"`
 	RulesSport *ebpf.Map `ebpf:"rules_sport"`
 	RulesSrc   *ebpf.Map `ebpf:"rules_src"`
+	RulesVlan  *ebpf.Map `ebpf:"rules_vlan"`
 	Zones      *ebpf.Map `ebpf:"zones"`
 }
 
@@ -355,8 +375,10 @@ func (m *FWMaps) Close() error {
 		m.RuleSets,
 		m.RulesDport,
 		m.RulesDst,
+		m.RulesIcmp,
 		m.RulesSport,
 		m.RulesSrc,
+		m.RulesVlan,
 		m.Zones,
 	)
 }
@@ -369,13 +391,17 @@ type FWVariables struct {
 	AnyEarly        *ebpf.Variable `ebpf:"any_early"`
 	AnyHostsDst     *ebpf.Variable `ebpf:"any_hosts_dst"`
 	AnyHostsSrc     *ebpf.Variable `ebpf:"any_hosts_src"`
+	AnyIcmp         *ebpf.Variable `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
+	AnyIp           *ebpf.Variable `ebpf:"any_ip"`
 	AnySport        *ebpf.Variable `ebpf:"any_sport"`
+	AnyVlan         *ebpf.Variable `ebpf:"any_vlan"`
 	DefaultForward  *ebpf.Variable `ebpf:"default_forward"`
 	DefaultInput    *ebpf.Variable `ebpf:"default_input"`
 	DefaultOutput   *ebpf.Variable `ebpf:"default_output"`
 	FlagSets        *ebpf.Variable `ebpf:"flag_sets"`
 	Generation      *ebpf.Variable `ebpf:"generation"`
+	IpSets          *ebpf.Variable `ebpf:"ip_sets"`
 	L4Sets          *ebpf.Variable `ebpf:"l4_sets"`
 	MarkMask        *ebpf.Variable `ebpf:"mark_mask"`
 	MarkShift       *ebpf.Variable `ebpf:"mark_shift"`

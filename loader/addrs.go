@@ -24,7 +24,11 @@ type addrSet struct {
 
 // addrs makes the table of one address field.
 func (p *setPool) addrs(rules []policy.Rule, field func(*policy.Rule) *policy.AddrMatch) addrTable {
-	any := p.number(p.where(rules, func(r *policy.Rule) bool { return field(r).Any() }))
+	// What is collected first are the rules that name an address; a negated rule
+	// matches where its bit is not there. These sets stay out of the kernel.
+	names := newSetPool(len(rules))
+	any := names.number(names.where(rules, func(r *policy.Rule) bool { return field(r).Any() }))
+	not := names.where(rules, func(r *policy.Rule) bool { return field(r).Not && !field(r).Any() })
 	// Both roots are always there, so that every address finds an answer, and
 	// no IPv4 address finds that of an IPv6 prefix around the mapped range.
 	own := []addrSet{
@@ -36,9 +40,9 @@ func (p *setPool) addrs(rules []policy.Rule, field func(*policy.Rule) *policy.Ad
 		if m.Any() {
 			continue
 		}
-		alone := p.empty()
+		alone := names.empty()
 		alone.add(i)
-		n := p.number(alone)
+		n := names.number(alone)
 		for _, prefix := range m.Prefixes {
 			own = append(own, addrSet{prefix.Masked(), n})
 		}
@@ -48,7 +52,19 @@ func (p *setPool) addrs(rules []policy.Rule, field func(*policy.Rule) *policy.Ad
 			}
 		}
 	}
-	return p.inherit(own)
+	t := names.inherit(own)
+	numbers := make(map[uint32]uint32)
+	for _, table := range [][]addrSet{t.hosts, t.prefixes} {
+		for i, s := range table {
+			n, ok := numbers[s.set]
+			if !ok {
+				n = p.number(differ(names.sets[s.set], not))
+				numbers[s.set] = n
+			}
+			table[i].set = n
+		}
+	}
+	return t
 }
 
 // inherit sorts prefixes, unites equal ones, and adds to each the rules of those

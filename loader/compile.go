@@ -12,6 +12,9 @@ const (
 	maxRules = 4096
 	noPorts  = 65536 // index of packets without ports
 	maxFlags = 256   // values of TCP's flags
+	maxVLAN  = 4096  // ids of VLANs, and behind them the index of "nobody can tell"
+	maxIP    = 128   // code points, and behind them those of fragments
+	icmpSets = 65536 // types and codes of ICMP, and behind them those of ICMPv6
 	maxMarks = 8192  // values of the mark field for rules
 	ruleNone = 0xffff
 )
@@ -35,6 +38,9 @@ type Tables struct {
 	flags        [maxFlags]uint32
 	sport, dport []uint32 // sets, noPorts + 1 of them; nil where no rule looks
 	src, dst     addrTable
+	icmp         []uint32       // sets; nil where no rule looks
+	vlan         []uint32       // as icmp
+	ip           *[maxIP]uint32 // as icmp
 
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
@@ -46,11 +52,13 @@ type tableRule struct {
 	mark    uint16 // ActionInspect: the mark field
 	replies bool   // ActionInspect: replies are inspected too
 	anyZone bool   // asks for no zone out
+	anyVLAN bool   // asks for no VLAN
 	id      uint32 // ActionInspect: policy.Rule.ID
 }
 
-// early tells that XDP may apply the rule: it drops whatever the zone out is.
-func (r tableRule) early() bool { return r.anyZone && r.action == policy.ActionDrop }
+// early tells that XDP may apply the rule: it drops whatever the zone out is, and
+// the VLAN, whose tag XDP may not see.
+func (r tableRule) early() bool { return r.anyZone && r.anyVLAN && r.action == policy.ActionDrop }
 
 // Compile turns a policy into tables. It is pure: the kernel is not asked.
 func Compile(p *policy.Policy) (*Tables, error) {
@@ -72,8 +80,11 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	}
 	t.compileZones(p.Rules)
 	t.compileL4(p.Rules)
-	t.sport = t.sets.ports(p.Rules, func(r *policy.Rule) []policy.PortRange { return r.Sport })
-	t.dport = t.sets.ports(p.Rules, func(r *policy.Rule) []policy.PortRange { return r.Dport })
+	t.icmp = t.sets.icmp(p.Rules)
+	t.ip = t.sets.ip(p.Rules)
+	t.vlan = t.sets.vlans(p.Rules)
+	t.sport = t.sets.ranges(p.Rules, noPorts, func(r *policy.Rule) []policy.PortRange { return r.Sport })
+	t.dport = t.sets.ranges(p.Rules, noPorts, func(r *policy.Rule) []policy.PortRange { return r.Dport })
 	t.src = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
 	t.dst = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
 	return t, nil
@@ -83,6 +94,7 @@ func compileRule(r *policy.Rule) tableRule {
 	c := tableRule{
 		action:  r.Action,
 		anyZone: r.To == policy.ZoneNone,
+		anyVLAN: len(r.VLAN) == 0,
 	}
 	if r.Action == policy.ActionInspect {
 		c.mark = r.Mark()
@@ -95,8 +107,8 @@ func compileRule(r *policy.Rule) tableRule {
 // compileZones numbers the zones that rules tell apart, in and out, and makes a
 // set for each pair.
 func (t *Tables) compileZones(rules []policy.Rule) {
-	from, fromSets := t.sets.byZone(rules, func(r *policy.Rule) policy.ZoneID { return r.From })
-	to, toSets := t.sets.byZone(rules, func(r *policy.Rule) policy.ZoneID { return r.To })
+	from, fromSets := t.sets.byZone(rules, (*policy.Rule).MatchFrom)
+	to, toSets := t.sets.byZone(rules, (*policy.Rule).MatchTo)
 	toSets = append(toSets, t.sets.where(rules, func(*policy.Rule) bool { return true }))
 	t.fromClass, t.toClass, t.toClasses = from, to, len(toSets)
 	// Pairs are found by their place, so each has a number of its own.
@@ -111,17 +123,22 @@ func (t *Tables) compileZones(rules []policy.Rule) {
 func (t *Tables) compileL4(rules []policy.Rule) {
 	for proto := range t.proto {
 		t.proto[proto] = t.sets.number(t.sets.where(rules, func(r *policy.Rule) bool {
-			return matchesProto(r, uint8(proto)) && r.Flags == policy.FlagsMatch{}
+			return matchesProto(r, uint8(proto)) && r.Flags == policy.FlagsMatch{} && len(r.ICMP.Types) == 0
 		}))
 	}
 	for flags := range t.flags {
 		t.flags[flags] = t.sets.number(t.sets.where(rules, func(r *policy.Rule) bool {
-			return matchesProto(r, protoTCPNumber) && uint8(flags)&r.Flags.Mask == r.Flags.Value
+			return matchesProto(r, protoTCPNumber) && len(r.ICMP.Types) == 0 && uint8(flags)&r.Flags.Mask == r.Flags.Value
 		}))
 	}
 }
 
-const protoTCPNumber = 6
+// Protocols whose packets have sets of their own.
+const (
+	protoTCPNumber    = 6
+	protoICMPNumber   = 1
+	protoICMPv6Number = 58
+)
 
 func matchesProto(r *policy.Rule, proto uint8) bool {
 	return len(r.Proto) == 0 || slices.Contains(r.Proto, proto)

@@ -57,7 +57,13 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarAnyHostsSrc:   len(t.src.hosts) > 0,
 		gen.FWVarAnyHostsDst:   len(t.dst.hosts) > 0,
 		gen.FWVarAnySport:      t.sport != nil,
+		gen.FWVarAnyIcmp:       t.icmp != nil,
+		gen.FWVarAnyIp:         t.ip != nil,
+		gen.FWVarAnyVlan:       t.vlan != nil,
 		gen.FWVarAnyDport:      t.dport != nil,
+	}
+	if t.ip != nil {
+		variables[gen.FWVarIpSets] = *t.ip
 	}
 	for name, a := range map[string]policy.Action{
 		gen.FWVarDefaultInput:   t.defaults.Input,
@@ -87,7 +93,7 @@ func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
 		if err != nil {
 			return rules, fmt.Errorf("rule %d: %w", i, err)
 		}
-		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone), Id: r.id}
+		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone), AnyVlan: encodeBool(r.anyVLAN), Id: r.id}
 	}
 	return rules, nil
 }
@@ -129,7 +135,9 @@ func (t *Tables) sizeMaps(spec *ebpf.CollectionSpec) {
 	} {
 		spec.Maps[name].MaxEntries = uint32(max(1, n))
 	}
-	for name, table := range map[string][]uint32{gen.FWMapRulesSport: t.sport, gen.FWMapRulesDport: t.dport} {
+	for name, table := range map[string][]uint32{
+		gen.FWMapRulesSport: t.sport, gen.FWMapRulesDport: t.dport, gen.FWMapRulesIcmp: t.icmp, gen.FWMapRulesVlan: t.vlan,
+	} {
 		if table == nil {
 			spec.Maps[name].MaxEntries = 1 // is not looked at
 		}
@@ -143,6 +151,8 @@ func (t *Tables) fillMaps(m *gen.FWMaps) error {
 		fillSets(m.RuleSets, t.sets.sets),
 		fill(m.RulesSport, count(len(t.sport)), t.sport),
 		fill(m.RulesDport, count(len(t.dport)), t.dport),
+		fill(m.RulesIcmp, count(len(t.icmp)), t.icmp),
+		fill(m.RulesVlan, count(len(t.vlan)), t.vlan),
 		fillAddrs(m.HostsSrc, m.RulesSrc, t.src, early),
 		fillAddrs(m.HostsDst, m.RulesDst, t.dst, nil))
 }

@@ -31,7 +31,8 @@ const (
 // packet is a packet to be built, told field by field. It is the tests' own
 // notion, so that the parser in C is not compared with itself.
 type packet struct {
-	vlans      int
+	vlans      []uint16 // control words of the tags, the outer one first
+	tos        uint8    // DSCP and ECN
 	src, dst   netip.Addr
 	proto      uint8
 	sport      uint16
@@ -82,6 +83,13 @@ func (p *packet) asPolicy(from, to policy.ZoneID) *policy.Packet {
 			pkt.TCPFlags = p.flags
 		}
 	}
+	if p.proto == protoICMP && p.src.Is4() || p.proto == protoICMPv6 && p.src.Is6() {
+		pkt.HasICMP, pkt.ICMPType, pkt.ICMPCode = true, p.icmpType, p.icmpCode
+	}
+	if len(p.vlans) > 0 {
+		pkt.VLAN = p.vlans[0] & 0xfff
+	}
+	pkt.DSCP, pkt.Fragment = p.tos>>2, p.moreFrags || p.later()
 	return pkt
 }
 
@@ -89,13 +97,13 @@ func (p *packet) asPolicy(from, to policy.ZoneID) *policy.Packet {
 // half does not look at them.
 func (p *packet) frame() []byte {
 	b := make([]byte, 12, 256+len(p.payload))
-	for i := range p.vlans {
+	for i, tci := range p.vlans {
 		tpid := uint16(0x8100)
-		if i < p.vlans-1 {
+		if i < len(p.vlans)-1 {
 			tpid = 0x88a8
 		}
 		b = binary.BigEndian.AppendUint16(b, tpid)
-		b = binary.BigEndian.AppendUint16(b, uint16(10+i))
+		b = binary.BigEndian.AppendUint16(b, tci)
 	}
 	l4 := p.transport()
 	if p.src.Is4() {
@@ -112,6 +120,7 @@ func (p *packet) ipv4(b []byte, n int) []byte {
 		h[i] = 1 // no operation
 	}
 	h[0] = 0x40 | uint8(len(h)/4)
+	h[1] = p.tos
 	binary.BigEndian.PutUint16(h[2:], uint16(len(h)+n))
 	binary.BigEndian.PutUint16(h[4:], uint16(p.fragID))
 	frag := uint16(p.fragOffset / 8)
@@ -140,7 +149,7 @@ func (p *packet) ipv6(b []byte, n int) []byte {
 		ext = append(ext, p.extension(kind, next)...)
 	}
 	h := make([]byte, 40)
-	h[0] = 0x60
+	h[0], h[1] = 0x60|p.tos>>4, p.tos<<4
 	binary.BigEndian.PutUint16(h[4:], uint16(len(ext)+n))
 	h[6] = p.proto
 	if len(chain) > 0 {
@@ -206,7 +215,7 @@ func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 // randomPacket makes a packet out of few values, so that rules are often met.
 func randomPacket(r *rand.Rand) packet {
 	p := packet{
-		vlans:    pick(r, 0, 0, 0, 1, 2),
+		tos:      pick[uint8](r, 0, 0, 0x03, 0xb8, 0xba, 0x28, 0xff, 0x20),
 		proto:    pick[uint8](r, protoTCP, protoTCP, protoUDP, protoUDP, protoICMP, protoICMPv6, protoSCTP, protoGRE, protoESP),
 		sport:    pick[uint16](r, 0, 53, 443, 1024, 40000, 65535),
 		dport:    pick[uint16](r, 0, 22, 53, 80, 443, 8080, 65535),
@@ -217,6 +226,9 @@ func randomPacket(r *rand.Rand) packet {
 		hopLimit: pick[uint8](r, 1, 64, 255),
 		payload:  make([]byte, pick(r, 0, 0, 1, 40, 300)),
 		fragID:   r.Uint32(),
+	}
+	for range pick(r, 0, 0, 0, 1, 2) {
+		p.vlans = append(p.vlans, pick[uint16](r, 10, 20, 0x6000, 0xe00a, 4094, 4095, 1))
 	}
 	if r.IntN(2) == 0 {
 		p.src, p.dst = pick(r, sources4...), pick(r, targets4...)

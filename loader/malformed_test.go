@@ -34,7 +34,7 @@ func malformedFrames() map[string][]byte {
 	t4 := tcp(client4, server4, 40000, 80, syn)
 	tags := func(n int) []byte {
 		p := v4
-		p.vlans = n
+		p.vlans = make([]uint16, n)
 		return p.frame()
 	}
 	chain := v6
@@ -111,13 +111,13 @@ func TestCutFramesNeverPass(t *testing.T) {
 			tcp(client4, server4, 40000, 80, syn),
 			udp(client6, server6, 40000, 80),
 			withExt(udp(client6, server6, 40000, 80), 0, 43, 51),
-			{src: client4, dst: server4, proto: protoICMP, icmpType: 8, hopLimit: 64, vlans: 2},
+			{src: client4, dst: server4, proto: protoICMP, icmpType: 8, hopLimit: 64, vlans: []uint16{10, 11}},
 		} {
 			frame := p.frame()
 			expect(t, "whole", b.arrivesFrame(f, b.lan, frame), passes)
 			// Test runs take no untagged frame that ends in its IP header.
 			least := 18
-			if p.vlans == 0 {
+			if len(p.vlans) == 0 {
 				least = 14 + 20
 				if p.src.Is6() {
 					least = 14 + 40
@@ -171,7 +171,7 @@ func TestTaggedFramesMeetTheRules(t *testing.T) {
 	on(t, basePolicy, func(b *bench, f *Firewall) {
 		for tags := range 3 {
 			blocked, allowed := tcp(client4, server4, 40000, 23, syn), tcp(client4, server4, 40000, 80, syn)
-			blocked.vlans, allowed.vlans = tags, tags
+			blocked.vlans, allowed.vlans = make([]uint16, tags), make([]uint16, tags)
 			expect(t, "blocked", b.arrives(f, b.lan, blocked), drops)
 			expect(t, "allowed", b.arrives(f, b.lan, allowed), passes)
 			if code := b.xdp(f, blocked.frame(), b.lan); code != xdpDrop {

@@ -97,11 +97,11 @@ func (p *setPool) where(rules []policy.Rule, holds func(*policy.Rule) bool) rule
 
 // byZone puts zones that no rule tells apart into one class, and gives the set
 // of each class.
-func (p *setPool) byZone(rules []policy.Rule, field func(*policy.Rule) policy.ZoneID) (class [256]uint16, sets []ruleSet) {
+func (p *setPool) byZone(rules []policy.Rule, match func(*policy.Rule, policy.ZoneID) bool) (class [256]uint16, sets []ruleSet) {
 	of := make(map[uint32]uint16) // class by number of its set
 	for zone := range class {
 		s := p.where(rules, func(r *policy.Rule) bool {
-			return field(r) == policy.ZoneNone || field(r) == policy.ZoneID(zone)
+			return match(r, policy.ZoneID(zone))
 		})
 		n := p.number(s)
 		c, ok := of[n]
@@ -115,9 +115,10 @@ func (p *setPool) byZone(rules []policy.Rule, field func(*policy.Rule) policy.Zo
 	return class, sets
 }
 
-// ports gives the set's number of each port, by a sweep over the ranges' ends.
-// It is nil where no rule looks at the field.
-func (p *setPool) ports(rules []policy.Rule, field func(*policy.Rule) []policy.PortRange) []uint32 {
+// ranges gives the set's number of each value below n, by a sweep over the ranges'
+// ends, and behind them that of packets without one. It is nil where no rule looks
+// at the field.
+func (p *setPool) ranges(rules []policy.Rule, n int, field func(*policy.Rule) []policy.PortRange) []uint32 {
 	begins, ends := make(map[int][]int), make(map[int][]int) // rules by port
 	open := make([]int, len(rules))                          // ranges of a rule that are open
 	current := p.empty()
@@ -137,9 +138,9 @@ func (p *setPool) ports(rules []policy.Rule, field func(*policy.Rule) []policy.P
 		return nil
 	}
 	none := p.number(current)
-	table := make([]uint32, noPorts+1)
+	table := make([]uint32, n+1)
 	number := none
-	for port := range noPorts {
+	for port := range n {
 		if len(begins[port])+len(ends[port]) > 0 {
 			for _, i := range begins[port] {
 				open[i]++
@@ -154,6 +155,6 @@ func (p *setPool) ports(rules []policy.Rule, field func(*policy.Rule) []policy.P
 		}
 		table[port] = number
 	}
-	table[noPorts] = none
+	table[n] = none
 	return table
 }

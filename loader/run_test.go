@@ -69,13 +69,19 @@ func (b *bench) load(p *policy.Policy) *Firewall {
 		b.tb.Fatalf("loading: %+v", err)
 	}
 	b.tb.Cleanup(func() { f.Close() })
-	err = errors.Join(
+	b.enter(f)
+	return f
+}
+
+// enter puts the two interfaces into their zones.
+func (b *bench) enter(f *Firewall) {
+	b.tb.Helper()
+	err := errors.Join(
 		f.objs.Zones.Put(b.lan, uint8(zoneLan)),
 		f.objs.Zones.Put(b.wan, uint8(zoneWan)))
 	if err != nil {
 		b.tb.Fatal(err)
 	}
-	return f
 }
 
 // tc runs fw_tc or fw_tc_out over a frame. The namespace is that of the thread.

@@ -55,6 +55,10 @@
 //	    sport: 1024-65535     # ports need proto tcp, udp or both
 //	    dport: [80, 443, 8000-8080]
 //	    # flags: syn          # needs proto tcp alone
+//	    # icmp: [echo-request, destination-unreachable/port-unreachable]
+//	    vlan: [10, 20-30]     # of the outer tag; or none
+//	    dscp: [ef, "af11"]
+//	    fragment: false       # or true: first fragments, which the later follow
 //	    action: inspect       # accept, drop or inspect
 //	    until: {packets: 16, bytes: 32KiB}
 //	    steps:
@@ -62,6 +66,9 @@
 //	      - {qname: .example.com, action: rewrite, answer: 192.0.2.1}
 //	      - {log: true}
 //	      - {action: accept}
+//
+// A "!" before each of a condition's values (all but flags and fragment) negates
+// it: src: ["!@bots", "!10.0.0.0/8"] matches where none of them does.
 //
 // Of the flags, the word syn stands for the first packet of a connection: SYN
 // set; ACK, RST and FIN clear. A sequence such as [ack, "!syn"] names flags that

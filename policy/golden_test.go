@@ -142,10 +142,10 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 	r := &p.Rules[i]
 	fmt.Fprintf(b, "rule %d %s at %v: %v", i, r.Name, r.Pos, r.Action)
 	if r.From != ZoneNone {
-		fmt.Fprintf(b, " from=%s", p.ZoneName(r.From))
+		fmt.Fprintf(b, " from=%s%s", dumpNot(r.NotFrom), p.ZoneName(r.From))
 	}
 	if r.To != ZoneNone {
-		fmt.Fprintf(b, " to=%s", p.ZoneName(r.To))
+		fmt.Fprintf(b, " to=%s%s", dumpNot(r.NotTo), p.ZoneName(r.To))
 	}
 	dumpAddr(b, "src", r.Src)
 	dumpAddr(b, "dst", r.Dst)
@@ -160,6 +160,18 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 	}
 	if r.Flags != (FlagsMatch{}) {
 		fmt.Fprintf(b, " flags=%#02x/%#02x", r.Flags.Value, r.Flags.Mask)
+	}
+	if len(r.ICMP.Types) > 0 {
+		fmt.Fprintf(b, " icmp=%s%v", dumpNot(r.ICMP.Not), r.ICMP.Types)
+	}
+	if r.VLAN != nil {
+		fmt.Fprintf(b, " vlan=%v", r.VLAN)
+	}
+	if r.DSCP != 0 {
+		fmt.Fprintf(b, " dscp=%#x", r.DSCP)
+	}
+	if r.Fragment != FragmentAny {
+		fmt.Fprintf(b, " fragment=%t", r.Fragment == FragmentOnly)
 	}
 	if r.Action == ActionInspect {
 		fmt.Fprintf(b, " inspect=%d until=%+v rewrites=%t", r.Inspect, r.Until, r.Rewrites())
@@ -186,11 +198,18 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 	}
 }
 
+func dumpNot(not bool) string {
+	if not {
+		return "!"
+	}
+	return ""
+}
+
 func dumpAddr(b *strings.Builder, key string, m AddrMatch) {
 	if m.Any() {
 		return
 	}
-	fmt.Fprintf(b, " %s=%v", key, append([]netip.Prefix{}, m.Prefixes...))
+	fmt.Fprintf(b, " %s=%s%v", key, dumpNot(m.Not), append([]netip.Prefix{}, m.Prefixes...))
 	for _, l := range m.Lists {
 		fmt.Fprintf(b, "@%s", l.Name)
 	}

@@ -146,7 +146,7 @@ func (p *reader) readListFile(l *List, n *node) {
 func parsePrefix(s string) (netip.Prefix, error) {
 	const forms = "expected an address or a prefix, such as 192.0.2.1, 192.0.2.0/24 or 2001:db8::/48"
 	if strings.HasPrefix(s, "!") {
-		return netip.Prefix{}, errors.New("is negated, which is not built yet; " + forms)
+		return netip.Prefix{}, errors.New("is negated, which only values of rules can be; " + forms)
 	}
 	var prefix netip.Prefix
 	if addr, err := netip.ParseAddr(s); err == nil {

@@ -17,6 +17,15 @@ type Packet struct {
 	HasPorts     bool
 	Sport, Dport uint16
 	TCPFlags     uint8 // as in the TCP header: FIN is 0x01, CWR 0x80
+
+	// HasICMP is set where type and code could be read: of ICMP in IPv4 and of
+	// ICMPv6 in IPv6.
+	HasICMP            bool
+	ICMPType, ICMPCode uint8
+
+	VLAN     uint16 // id of the outer tag, 0 without one
+	DSCP     uint8
+	Fragment bool // the first fragment of a datagram; later ones follow it unmatched
 }
 
 // Reason says why Match judged as it did.
@@ -71,21 +80,38 @@ func (p *Policy) Match(pkt *Packet) Result {
 
 // Match tells whether all of the rule's conditions hold for a packet.
 func (r *Rule) Match(pkt *Packet) bool {
-	return (r.From == ZoneNone || r.From == pkt.From) &&
-		(r.To == ZoneNone || r.To == pkt.To) &&
+	return r.MatchFrom(pkt.From) &&
+		r.MatchTo(pkt.To) &&
 		r.Src.Match(pkt.Src) &&
 		r.Dst.Match(pkt.Dst) &&
 		(len(r.Proto) == 0 || slices.Contains(r.Proto, pkt.Proto)) &&
 		matchPort(r.Sport, pkt.Sport, pkt.HasPorts) &&
 		matchPort(r.Dport, pkt.Dport, pkt.HasPorts) &&
-		r.Flags.match(pkt)
+		r.Flags.match(pkt) &&
+		r.ICMP.match(pkt) &&
+		matchVLAN(r.VLAN, pkt.VLAN) &&
+		(r.DSCP == 0 || r.DSCP>>pkt.DSCP&1 != 0) &&
+		r.Fragment.match(pkt.Fragment)
 }
 
-// Match tells whether an address is in one of the prefixes or lists.
+// MatchFrom tells whether the rule's condition on the zone in holds.
+func (r *Rule) MatchFrom(zone ZoneID) bool { return matchZone(r.From, r.NotFrom, zone) }
+
+// MatchTo tells whether the rule's condition on the zone out holds.
+func (r *Rule) MatchTo(zone ZoneID) bool { return matchZone(r.To, r.NotTo, zone) }
+
+func matchZone(asked ZoneID, not bool, zone ZoneID) bool {
+	return asked == ZoneNone || (asked == zone) != not
+}
+
+// Match tells whether an address is in one of the prefixes or lists, or with Not
+// in none.
 func (m *AddrMatch) Match(addr netip.Addr) bool {
-	if m.Any() {
-		return true
-	}
+	return m.Any() || m.has(addr) != m.Not
+}
+
+// has tells whether an address is in one of the prefixes or lists.
+func (m *AddrMatch) has(addr netip.Addr) bool {
 	for _, prefix := range m.Prefixes {
 		if prefix.Contains(addr) {
 			return true

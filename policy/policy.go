@@ -150,6 +150,7 @@ type PortRange struct {
 // AddrMatch matches an address against prefixes and CIDR lists. The zero value
 // matches every address.
 type AddrMatch struct {
+	Not      bool // addresses that are in none of them, of either family
 	Prefixes []netip.Prefix
 	Lists    []*List
 }
@@ -163,18 +164,23 @@ type FlagsMatch struct {
 // Rule is one rule of the policy. A zero field matches everything; the first
 // rule that matches wins.
 type Rule struct {
-	Name   string
-	Pos    Pos
-	From   ZoneID // ZoneNone matches every packet, the host's own included
-	To     ZoneID
-	Src    AddrMatch
-	Dst    AddrMatch
-	Proto  []uint8 // IP protocol numbers
-	Sport  []PortRange
-	Dport  []PortRange
-	Flags  FlagsMatch
-	Action Action
-	Pin    bool // ActionAccept only: a reload that forgets the rule keeps it
+	Name           string
+	Pos            Pos
+	From           ZoneID // ZoneNone matches every packet, the host's own included
+	To             ZoneID
+	Src            AddrMatch
+	Dst            AddrMatch
+	NotFrom, NotTo bool    // every zone but From, but To, and none
+	Proto          []uint8 // IP protocol numbers
+	Sport          []PortRange
+	Dport          []PortRange
+	Flags          FlagsMatch
+	ICMP           ICMPMatch
+	VLAN           []VLANRange // of the outer tag
+	DSCP           uint64      // bit i for code point i; 0 matches all
+	Fragment       FragmentMatch
+	Action         Action
+	Pin            bool // ActionAccept only: a reload that forgets the rule keeps it
 
 	// For ActionInspect only.
 	Inspect int     // number among the inspecting rules, see Marks

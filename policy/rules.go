@@ -56,14 +56,18 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	} else if p.nameOf(v.pos, n.path()+".name", v.text) {
 		r.Name = v.text
 	}
-	p.zone(values["from"], &r.From)
-	p.zone(values["to"], &r.To)
+	p.zone(values["from"], &r.From, &r.NotFrom)
+	p.zone(values["to"], &r.To, &r.NotTo)
 	p.addresses(values["src"], &r.Src)
 	p.addresses(values["dst"], &r.Dst)
 	protos := p.protocols(values["proto"], &r.Proto)
 	p.ports(values["sport"], &r.Sport)
 	p.ports(values["dport"], &r.Dport)
 	p.flags(values["flags"], &r.Flags)
+	p.icmp(r, values, protos)
+	p.vlans(values["vlan"], &r.VLAN)
+	p.codePoints(values["dscp"], &r.DSCP)
+	p.fragments(values["fragment"], &r.Fragment)
 	acted := false
 	if v := values["action"]; v == nil {
 		p.errorf(n.pos, "%s.action is missing; expected accept, drop or inspect", n.path())
@@ -87,8 +91,8 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	}
 }
 
-// zone reads the name of a zone, or host.
-func (p *reader) zone(n *node, to *ZoneID) {
+// zone reads the name of a zone, or host, with a "!" before it for every other.
+func (p *reader) zone(n *node, to *ZoneID, not *bool) {
 	if n == nil {
 		return
 	}
@@ -96,7 +100,8 @@ func (p *reader) zone(n *node, to *ZoneID) {
 		p.want(n, "the name of a zone, or host")
 		return
 	}
-	id, ok := p.zones[n.text]
+	name, negated := strings.CutPrefix(n.text, "!")
+	id, ok := p.zones[name]
 	if !ok && len(p.policy.Zones) == 0 {
 		return // there is an error about that already
 	}
@@ -105,15 +110,17 @@ func (p *reader) zone(n *node, to *ZoneID) {
 		for _, z := range p.policy.Zones {
 			names = append(names, z.Name)
 		}
-		p.errorf(n.pos, "%s: no zone is called %s; %s", n.path(), quote(n.text), oneOf(n.text, names))
+		p.errorf(n.pos, "%s: no zone is called %s; %s", n.path(), quote(name), oneOf(name, names))
 		return
 	}
-	*to = id
+	*to, *not = id, negated
 }
 
 // addresses reads prefixes and names of lists, one or several.
 func (p *reader) addresses(n *node, to *AddrMatch) {
-	for _, item := range p.several(n, `an address, a prefix or a list, such as 192.0.2.1, "2001:db8::/48" or "@admins"`) {
+	items, not := p.choice(n, `an address, a prefix or a list, such as 192.0.2.1, "2001:db8::/48" or "@admins"`)
+	to.Not = not
+	for _, item := range items {
 		if name, ok := strings.CutPrefix(item.text, "@"); ok {
 			if l := p.list(item, name, ListCIDR); l != nil {
 				to.Lists = append(to.Lists, l)
@@ -169,7 +176,7 @@ func (p *reader) list(n *node, name string, t ListType) *List {
 
 // checkHosts refuses what no hook sees. Loopback always passes.
 func (p *reader) checkHosts(r *Rule, values map[string]*node) {
-	if r.From == ZoneHost && r.To == ZoneHost {
+	if r.From == ZoneHost && r.To == ZoneHost && !r.NotFrom && !r.NotTo {
 		p.errorf(values["to"].pos, "%s can never match from host to host; expected a zone in from or to", values["to"].path())
 	}
 }
@@ -184,6 +191,9 @@ func (m *AddrMatch) families() (v4, v6 bool) {
 			v4 = v4 || prefix.Addr().Is4()
 			v6 = v6 || prefix.Addr().Is6()
 		}
+	}
+	if m.Not {
+		return true, true // but for what no list of a sane policy has
 	}
 	note(m.Prefixes)
 	for _, l := range m.Lists {
@@ -221,7 +231,13 @@ func (p *reader) checkProtocols(r *Rule, values map[string]*node) {
 	}
 	src4, src6 := r.Src.families()
 	dst4, dst6 := r.Dst.families()
-	switch n := values["proto"]; {
+	n := values["proto"]
+	for _, key := range []string{"icmp", "icmpv6"} {
+		if n == nil {
+			n = values[key]
+		}
+	}
+	switch {
 	case r.Proto[0] == protoICMP && !(src4 && dst4) && (src6 && dst6):
 		p.warnf(n.pos, "%s: icmp is that of IPv4, and the addresses are IPv6; is icmpv6 meant?", n.path())
 	case r.Proto[0] == protoICMPv6 && !(src6 && dst6) && (src4 && dst4):
@@ -243,6 +259,8 @@ func (p *reader) readInspection(r *Rule, n *node, values map[string]*node, proto
 	switch from := values["from"]; {
 	case from == nil:
 		p.errorf(n.pos, "%s.from is missing; expected a zone, which rules with action: inspect need", n.path())
+	case r.NotFrom:
+		p.errorf(from.pos, "%s is negated; expected a zone, which rules with action: inspect need", from.path())
 	case r.From == ZoneHost:
 		p.errorf(from.pos, "%s: inspecting the host's own traffic is not built yet; expected a zone", from.path())
 	}
@@ -280,85 +298,6 @@ func (p *reader) readUntil(n *node, to *Until) {
 	if v := values["bytes"]; v != nil {
 		p.size(v, &to.Bytes, maxUntilBytes)
 	}
-}
-
-// warnShadowed warns of rules for which an earlier one leaves nothing. It finds
-// those that one earlier rule covers condition by condition.
-func (p *reader) warnShadowed() {
-	rules := p.policy.Rules
-	for i := range rules {
-		for j := range rules[:i] {
-			if rules[j].covers(&rules[i]) {
-				p.warnf(rules[i].Pos, "rules[%d] %s can never match: rules[%d] %s at %v matches all of its packets before it",
-					i, rules[i].Name, j, rules[j].Name, rules[j].Pos)
-				break
-			}
-		}
-	}
-}
-
-// covers tells whether r surely matches each packet that other matches.
-func (r *Rule) covers(other *Rule) bool {
-	return (r.From == ZoneNone || r.From == other.From) &&
-		(r.To == ZoneNone || r.To == other.To) &&
-		r.Src.covers(&other.Src) && r.Dst.covers(&other.Dst) &&
-		coversProto(r.Proto, other.Proto) &&
-		coversPorts(r.Sport, other.Sport) && coversPorts(r.Dport, other.Dport) &&
-		r.Flags.Mask&other.Flags.Mask == r.Flags.Mask &&
-		r.Flags.Value == other.Flags.Value&r.Flags.Mask
-}
-
-// maxCompare bounds the prefixes that covers looks at.
-const maxCompare = 1 << 20
-
-// covers compares prefixes with prefixes and lists by identity: what only the
-// entries of two lists could tell is not a warning worth a slow start.
-func (m *AddrMatch) covers(other *AddrMatch) bool {
-	if m.Any() {
-		return true
-	}
-	if other.Any() || len(m.Prefixes)*len(other.Prefixes) > maxCompare {
-		return false
-	}
-	for _, l := range other.Lists {
-		if !slices.Contains(m.Lists, l) {
-			return false
-		}
-	}
-	for _, b := range other.Prefixes {
-		if !slices.ContainsFunc(m.Prefixes, func(a netip.Prefix) bool {
-			return a.Bits() <= b.Bits() && a.Contains(b.Addr())
-		}) {
-			return false
-		}
-	}
-	return true
-}
-
-// coversProto tells whether all protocols of b are among those of a.
-func coversProto(a, b []uint8) bool {
-	if len(a) == 0 {
-		return true
-	}
-	for _, proto := range b {
-		if !slices.Contains(a, proto) {
-			return false
-		}
-	}
-	return len(b) > 0
-}
-
-// coversPorts tells whether each range of b lies within one of a.
-func coversPorts(a, b []PortRange) bool {
-	if len(a) == 0 {
-		return true
-	}
-	for _, port := range b {
-		if !slices.ContainsFunc(a, func(r PortRange) bool { return r.First <= port.First && port.Last <= r.Last }) {
-			return false
-		}
-	}
-	return len(b) > 0
 }
 
 // String returns the range as policies write it.

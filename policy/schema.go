@@ -27,8 +27,9 @@ var (
 		later: []string{"from", "ttl"},
 	}
 	ruleKeys = schema{
-		built: []string{"name", "from", "to", "src", "dst", "proto", "sport", "dport", "flags", "action", "pin", "until", "steps"},
-		later: []string{"limit", "rewrite", "offload", "icmp", "icmp_type", "vlan", "dscp", "fragment",
+		built: []string{"name", "from", "to", "src", "dst", "proto", "sport", "dport", "flags",
+			"icmp", "icmpv6", "vlan", "dscp", "fragment", "action", "pin", "until", "steps"},
+		later: []string{"limit", "rewrite", "offload",
 			"redirect", "mark", "connmark", "mirror", "capture", "replace"},
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}

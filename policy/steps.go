@@ -280,10 +280,10 @@ func (p *reader) checkRewrite(r *Rule, step *node) {
 	if len(r.Proto) == 1 && r.Proto[0] == protoTCP {
 		p.errorf(step.pos, "%s: rewriting over TCP is not built yet; expected proto: udp in this rule", step.path())
 	}
-	switch r.To {
-	case ZoneHost:
+	switch {
+	case r.To == ZoneHost && !r.NotTo:
 		p.errorf(step.pos, "%s: rewriting the host's own answers is not built yet; expected a rule to: a zone", step.path())
-	case ZoneNone:
+	case r.MatchTo(ZoneHost):
 		p.warnf(step.pos, "%s does not rewrite the host's own answers: for questions to it failure.undecided decides; expected a rule to: a zone", step.path())
 	}
 }

@@ -15,7 +15,8 @@ const maxNumbers = 8191
 func (p *reader) named(n *node) []*List {
 	var lists []*List
 	if n.kind == kindString {
-		if l := p.lists[strings.TrimPrefix(n.text, "@")]; l != nil && strings.HasPrefix(n.text, "@") {
+		name, ok := strings.CutPrefix(strings.TrimPrefix(n.text, "!"), "@")
+		if l := p.lists[name]; l != nil && ok {
 			lists = append(lists, l)
 		}
 	}

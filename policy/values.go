@@ -25,7 +25,8 @@ var protoWords = []string{"tcp", "udp", "icmp", "icmpv6", "sctp", "gre", "esp", 
 // has reported an error.
 func (p *reader) protocols(n *node, to *[]uint8) bool {
 	before := p.count
-	for _, item := range p.several(n, "the name of a protocol or its number") {
+	items, not := p.choice(n, "the name of a protocol or its number")
+	for _, item := range items {
 		proto, ok := protoNames[item.text]
 		if !ok {
 			number, err := parseUint32(item.text)
@@ -42,28 +43,42 @@ func (p *reader) protocols(n *node, to *[]uint8) bool {
 		}
 		*to = append(*to, proto)
 	}
+	if not {
+		var rest []uint8
+		for proto := range 256 {
+			if !slices.Contains(*to, uint8(proto)) {
+				rest = append(rest, uint8(proto))
+			}
+		}
+		if *to = rest; len(rest) == 0 {
+			p.nothingLeft(n)
+		}
+	}
 	return p.count == before
 }
 
 // ports reads numbers and ranges "a-b", one or several.
 func (p *reader) ports(n *node, to *[]PortRange) {
-	for _, item := range p.several(n, "a port or a range such as 8000-8080") {
-		first, last, isRange := strings.Cut(item.text, "-")
-		if !isRange {
-			last = first
-		}
-		a, errA := parseUint32(strings.TrimSpace(first))
-		b, errB := parseUint32(strings.TrimSpace(last))
+	items, not := p.choice(n, "a port or a range such as 8000-8080")
+	for _, item := range items {
+		r, ok := parseRange(item.text, maxPort)
 		switch {
-		case errA != nil || errB != nil || a > 65535 || b > 65535:
+		case !ok:
 			p.invalid(item, "a port from 0 to 65535 or a range such as 8000-8080")
-		case a > b:
+		case r.First > r.Last:
 			p.invalid(item, "a range whose first port is not above its last")
 		default:
-			*to = append(*to, PortRange{uint16(a), uint16(b)})
+			*to = append(*to, r)
+		}
+	}
+	if not {
+		if *to = complement(*to, maxPort); len(*to) == 0 {
+			p.nothingLeft(n)
 		}
 	}
 }
+
+const maxPort = 65535
 
 // flagNames are the TCP flags from the lowest bit of the header's octet on.
 var flagNames = []string{"fin", "syn", "rst", "psh", "ack", "urg", "ece", "cwr"}
