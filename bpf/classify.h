@@ -100,14 +100,6 @@ enum {
 	ANY_ZONE = -1,
 };
 
-// any_number is the number itself, about which the verifier knows no more: what
-// follows the loop over the words is the same wherever that ended.
-__noinline __u64 any_number(__u64 number)
-{
-	asm volatile("" : "+r"(number)); // else the compiler would pass it by
-	return number;
-}
-
 // first_match is the index of the first rule that is in all sets and in that of
 // the zones, or RULE_NONE. With ANY_ZONE as the zone out it is the first rule that
 // matches for some zone out: the first match, if it asks for no zone out.
@@ -130,7 +122,7 @@ static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to
 		if (any_vlan)
 			all &= s->vlan[w];
 		if (all)
-			return any_number(w * 64 + __builtin_ctzll(all));
+			return w * 64 + __builtin_ctzll(all);
 	}
 	return RULE_NONE;
 }
