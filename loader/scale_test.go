@@ -13,7 +13,7 @@ import (
 // TestProgramsVerifyAtEverySize loads policies up to the largest, and holds a
 // ceiling over what the verifier has to look at: it allows a million.
 func TestProgramsVerifyAtEverySize(t *testing.T) {
-	const ceiling = 200_000
+	const ceiling = 100_000
 	b := newBench(t)
 	for _, n := range []int{0, 1, 64, 65, 1024, policy.MaxRules} {
 		p := randomPolicy(rand.New(rand.NewPCG(1, 1)))
