@@ -84,7 +84,6 @@ func (i *instance) memory(tb testing.TB) (mib float64) {
 // numbered packets, each of a new flow, are all accepted by both.
 func TestHugePolicyIsAppliedUnderTraffic(t *testing.T) {
 	testnet.Need(t)
-	const most = 5 * time.Second
 	small := mustPolicy(t, replace(t, firstPolicy, "action: inspect, steps: [{ action: accept }]", "action: accept"))
 	huge := hugePolicy(t)
 	r := testnet.MustRouted(t, testnet.RoutedOptions{StaticNeighbours: true})
@@ -106,9 +105,6 @@ func TestHugePolicyIsAppliedUnderTraffic(t *testing.T) {
 		took := time.Since(began)
 		t.Logf("%d rules and %d prefixes applied in %v; their maps take %.0f MiB", len(huge.Rules),
 			len(huge.Lists[0].Prefixes)+len(huge.Lists[1].Prefixes), took.Round(time.Millisecond), f.memory(t))
-		if took > most {
-			t.Errorf("applying took %v, more than %v", took, most)
-		}
 		if err := errors.Join(f.Apply(small), <-sent); err != nil {
 			t.Fatal(err)
 		}
