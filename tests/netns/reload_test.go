@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -100,34 +101,57 @@ func TestConnectionsLiveThroughReloads(t *testing.T) {
 	})
 }
 
-// TestReloadsLoseNoQueuedPacket reloads while every packet goes through the queue,
-// by a rule that changes each time.
-func TestReloadsLoseNoQueuedPacket(t *testing.T) {
+// TestReloadsLoseNoPacket reloads while every packet of one stream goes through the
+// queue, by a rule that changes each time, those of another stay in the kernel, and
+// a connection transfers.
+func TestReloadsLoseNoPacket(t *testing.T) {
+	const base = basePolicy + "  - { name: stream, from: lan, to: wan, proto: udp, dport: 5000, action: accept }\n"
 	eachMode(t, twoModes, func(t *testing.T, m mode) {
-		b := newBench(t, testnet.RoutedOptions{}, basePolicy, m.flags()...)
-		other := strings.Replace(basePolicy, `{ qname: "denied.example", action: drop }`, `{ qname: "other.example", action: drop }, { qname: "denied.example", action: drop }`, 1)
+		b := newBench(t, testnet.RoutedOptions{}, base, m.flags()...)
+		other := strings.Replace(base, `{ qname: "denied.example", action: drop }`, `{ qname: "other.example", action: drop }, { qname: "denied.example", action: drop }`, 1)
 		var streams []*numbers
-		var allowed, denied []*collector
+		var allowed, direct, denied []*collector
+		var transfers sync.WaitGroup
+		ended := make(chan struct{})
 		for _, fam := range families {
+			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
+				t.Fatal(err)
+			}
+			conn := b.Client.MustDial(t, "tcp", at(fam.server, 7))
+			transfers.Go(func() {
+				for {
+					echoes(t, conn, 1<<18)
+					select {
+					case <-ended:
+						return
+					default:
+					}
+				}
+			})
+			direct = append(direct, b.collect(t, at(fam.server, 5000), number))
 			allowed = append(allowed, b.collect(t, at(fam.server, 53), id))
 			denied = append(denied, b.collect(t, at(fam.server, 9), number))
 			streams = append(streams, b.sendNumbers(t, at(fam.server, 53), 200*time.Microsecond, func(i int) []byte {
 				return question(t, uint16(i), "good.example.", 1)
-			}), b.sendNumbers(t, at(fam.server, 9), 200*time.Microsecond, numbered))
+			}), b.sendNumbers(t, at(fam.server, 9), 200*time.Microsecond, numbered),
+				b.sendNumbers(t, at(fam.server, 5000), 200*time.Microsecond, numbered))
 		}
 		b.f.eventually(t, "packets are on their way through the queue", func(s status) bool { return s.User.Received > 100 })
 		for i := range 10 {
-			b.f.reload(t, []string{other, basePolicy}[i%2])
+			b.f.reload(t, []string{other, base}[i%2])
 		}
 		for i, fam := range families {
-			n, m := streams[2*i].stop(), streams[2*i+1].stop()
+			n, m := streams[3*i].stop(), streams[3*i+1].stop()
 			if n > 1<<16 || m < 100 {
 				t.Fatalf("%d questions and %d others sent", n, m)
 			}
 			allowed[i].expectAll(t, n)
+			direct[i].expectAll(t, streams[3*i+2].stop())
 			b.barrier(t, fam)
 			denied[i].expectNone(t)
 		}
+		close(ended)
+		transfers.Wait()
 		s := b.f.status()
 		if s.User.Unmarked != 0 || s.User.Malformed != 0 {
 			t.Errorf("user space: %+v, want that every mark was understood", s.User.Counters)
