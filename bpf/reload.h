@@ -47,6 +47,7 @@ static __always_inline void turn(struct packet *p)
 // look like the one that began it, which is what rules judge a flow by.
 static __always_inline void first_packet(struct packet *p)
 {
+	p->fragment = 0;
 	if (p->proto == IPPROTO_TCP)
 		p->tcp_flags = TCP_SYN;
 	else if (p->proto == IPPROTO_ICMP && p->icmp_type == ICMP_ECHO_REPLY)
@@ -118,11 +119,11 @@ __noinline int rejudge(struct __sk_buff *skb, struct packet *p, struct flow *f, 
 		return 0;
 	}
 
-	__u8 flags = p->tcp_flags, type = p->icmp_type;
+	__u8 flags = p->tcp_flags, type = p->icmp_type, fragment = p->fragment;
 	bool reply = sender != f->origin;
 	if (!reply)
 		f->in = in;
-	else if (f->in == IN_UNKNOWN)
+	else if (f->in == IN_UNKNOWN || any_ip || any_vlan)
 		return 0; // the next packet from the other side will tell
 	// The host's own flows leave and return by this interface.
 	struct way way = {.from = ZONE_HOST, .to = zone_of(skb->ifindex)};
@@ -137,6 +138,7 @@ __noinline int rejudge(struct __sk_buff *skb, struct packet *p, struct flow *f, 
 	__u64 n = find_rule(skb, p, &way);
 	p->tcp_flags = flags;
 	p->icmp_type = type;
+	p->fragment = fragment;
 	if (reply)
 		turn(p);
 

@@ -234,3 +234,32 @@ func TestReloadFindsTheZonesAnew(t *testing.T) {
 		})
 	})
 }
+
+// TestReloadJudgesByTheSideThatBegan: what only its packets have, the replies do not
+// tell.
+func TestReloadJudgesByTheSideThatBegan(t *testing.T) {
+	for name, c := range map[string]struct{ same, other string }{
+		"vlan":     {"vlan: 10", "vlan: 20"},
+		"dscp":     {"dscp: be", "dscp: ef"},
+		"fragment": {"fragment: false", "fragment: true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, client, server netip.Addr) {
+				rule := rejudgeHead + "  - { name: out, from: lan, to: wan, proto: udp, dport: 80, CONDITION, action: accept }\n"
+				on(t, replace(t, rule, "CONDITION", c.same), func(b *bench, f *Firewall) {
+					p := udp(client, server, 40000, 80)
+					reply := p.reply()
+					p.vlans = []uint16{10}
+					expect(t, "first", b.arrives(f, b.lan, p), passes)
+					b.change(f, replace(t, rule, "CONDITION", c.same))
+					expect(t, "reply", b.arrives(f, b.wan, reply), passes)
+					expect(t, "next", b.arrives(f, b.lan, p), passes)
+					b.change(f, replace(t, rule, "CONDITION", c.other))
+					expect(t, "reply before the other side has been heard", b.arrives(f, b.wan, reply), passes)
+					expect(t, "next", b.arrives(f, b.lan, p), drops)
+					expect(t, "reply", b.arrives(f, b.wan, reply), drops)
+				})
+			})
+		})
+	}
+}
