@@ -4,6 +4,7 @@
 #include "maps.h"
 #include "parse.h"
 #include "classify.h"
+#include "count.h"
 #include "flow.h"
 #include "reload.h"
 #include "way.h"
@@ -28,21 +29,6 @@ static __always_inline struct judgement judged(__u8 verdict, __u8 reason)
 static __always_inline struct judgement by_action(__u8 action, __u8 reason)
 {
 	return judged(action == ACTION_ACCEPT ? VERDICT_PASS : VERDICT_DROP, reason);
-}
-
-// Global: Linux 6.1 takes the wrong branches behind a call of a static function
-// for dead.
-__noinline int count(enum hook hook, enum verdict verdict, enum reason reason, __u32 segments,
-		     __u32 bytes)
-{
-	__u32 i = (hook * VERDICT_COUNT + verdict) * REASON_COUNT + reason;
-	struct counter *c = bpf_map_lookup_elem(&counters, &i);
-
-	if (!c)
-		return -1; // cannot be: the index is inside the array
-	c->packets += segments;
-	c->bytes += bytes;
-	return 0;
 }
 
 // uncertain says what a packet of an inspected flow needs: only what carries
@@ -89,6 +75,7 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 		f.action = rule_at(n)->action;
 		f.mark = rule_at(n)->mark;
 		f.replies = rule_at(n)->replies;
+		count_rule(n, p);
 	}
 	if (f.action == ACTION_INSPECT && p->proto == IPPROTO_TCP && !starts_flow(p) &&
 	    on_midstream != ACTION_INSPECT) {
@@ -427,8 +414,10 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
-	    rule_at(n)->action == ACTION_DROP)
+	    rule_at(n)->action == ACTION_DROP) {
+		count_rule(n, p);
 		return judged(VERDICT_DROP, REASON_RULE);
+	}
 	return judged(VERDICT_PASS, REASON_NEXT);
 }
 

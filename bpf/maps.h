@@ -156,6 +156,15 @@ struct {
 	__type(value, struct counter);
 } counters SEC(".maps");
 
+// Packets that a rule has judged: those that began flows, and those that it drops.
+// What known flows carry is counted in their entries.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counter);
+} rule_counters SEC(".maps");
+
 // A type that only inlined code uses is lost from BTF, and so from the Go
 // bindings, unless something names it.
 const enum limits *unused_limits __attribute__((unused));

@@ -180,6 +180,7 @@ const (
 	FWMapHalfOpen        = "half_open"
 	FWMapHostsDst        = "hosts_dst"
 	FWMapHostsSrc        = "hosts_src"
+	FWMapRuleCounters    = "rule_counters"
 	FWMapRuleSets        = "rule_sets"
 	FWMapRulesDport      = "rules_dport"
 	FWMapRulesDst        = "rules_dst"
@@ -276,20 +277,21 @@ type FWProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWMapSpecs struct {
-	Counters   *ebpf.MapSpec `ebpf:"counters"`
-	Flows      *ebpf.MapSpec `ebpf:"flows"`
-	Fragments  *ebpf.MapSpec `ebpf:"fragments"`
-	HalfOpen   *ebpf.MapSpec `ebpf:"half_open"`
-	HostsDst   *ebpf.MapSpec `ebpf:"hosts_dst"`
-	HostsSrc   *ebpf.MapSpec `ebpf:"hosts_src"`
-	RuleSets   *ebpf.MapSpec `ebpf:"rule_sets"`
-	RulesDport *ebpf.MapSpec `ebpf:"rules_dport"`
-	RulesDst   *ebpf.MapSpec `ebpf:"rules_dst"`
-	RulesIcmp  *ebpf.MapSpec `ebpf:"rules_icmp"`
-	RulesSport *ebpf.MapSpec `ebpf:"rules_sport"`
-	RulesSrc   *ebpf.MapSpec `ebpf:"rules_src"`
-	RulesVlan  *ebpf.MapSpec `ebpf:"rules_vlan"`
-	Zones      *ebpf.MapSpec `ebpf:"zones"`
+	Counters     *ebpf.MapSpec `ebpf:"counters"`
+	Flows        *ebpf.MapSpec `ebpf:"flows"`
+	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
+	HalfOpen     *ebpf.MapSpec `ebpf:"half_open"`
+	HostsDst     *ebpf.MapSpec `ebpf:"hosts_dst"`
+	HostsSrc     *ebpf.MapSpec `ebpf:"hosts_src"`
+	RuleCounters *ebpf.MapSpec `ebpf:"rule_counters"`
+	RuleSets     *ebpf.MapSpec `ebpf:"rule_sets"`
+	RulesDport   *ebpf.MapSpec `ebpf:"rules_dport"`
+	RulesDst     *ebpf.MapSpec `ebpf:"rules_dst"`
+	RulesIcmp    *ebpf.MapSpec `ebpf:"rules_icmp"`
+	RulesSport   *ebpf.MapSpec `ebpf:"rules_sport"`
+	RulesSrc     *ebpf.MapSpec `ebpf:"rules_src"`
+	RulesVlan    *ebpf.MapSpec `ebpf:"rules_vlan"`
+	Zones        *ebpf.MapSpec `ebpf:"zones"`
 }
 
 // FWVariableSpecs contains global variables before they are loaded into the kernel.
@@ -348,20 +350,21 @@ func (o *FWObjects) Close() error {
 //
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWMaps struct {
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Flows      *ebpf.Map `ebpf:"flows"`
-	Fragments  *ebpf.Map `ebpf:"fragments"`
-	HalfOpen   *ebpf.Map `ebpf:"half_open"`
-	HostsDst   *ebpf.Map `ebpf:"hosts_dst"`
-	HostsSrc   *ebpf.Map `ebpf:"hosts_src"`
-	RuleSets   *ebpf.Map `ebpf:"rule_sets"`
-	RulesDport *ebpf.Map `ebpf:"rules_dport"`
-	RulesDst   *ebpf.Map `ebpf:"rules_dst"`
-	RulesIcmp  *ebpf.Map `ebpf:"rules_icmp"`
-	RulesSport *ebpf.Map `ebpf:"rules_sport"`
-	RulesSrc   *ebpf.Map `ebpf:"rules_src"`
-	RulesVlan  *ebpf.Map `ebpf:"rules_vlan"`
-	Zones      *ebpf.Map `ebpf:"zones"`
+	Counters     *ebpf.Map `ebpf:"counters"`
+	Flows        *ebpf.Map `ebpf:"flows"`
+	Fragments    *ebpf.Map `ebpf:"fragments"`
+	HalfOpen     *ebpf.Map `ebpf:"half_open"`
+	HostsDst     *ebpf.Map `ebpf:"hosts_dst"`
+	HostsSrc     *ebpf.Map `ebpf:"hosts_src"`
+	RuleCounters *ebpf.Map `ebpf:"rule_counters"`
+	RuleSets     *ebpf.Map `ebpf:"rule_sets"`
+	RulesDport   *ebpf.Map `ebpf:"rules_dport"`
+	RulesDst     *ebpf.Map `ebpf:"rules_dst"`
+	RulesIcmp    *ebpf.Map `ebpf:"rules_icmp"`
+	RulesSport   *ebpf.Map `ebpf:"rules_sport"`
+	RulesSrc     *ebpf.Map `ebpf:"rules_src"`
+	RulesVlan    *ebpf.Map `ebpf:"rules_vlan"`
+	Zones        *ebpf.Map `ebpf:"zones"`
 }
 
 func (m *FWMaps) Close() error {
@@ -372,6 +375,7 @@ func (m *FWMaps) Close() error {
 		m.HalfOpen,
 		m.HostsDst,
 		m.HostsSrc,
+		m.RuleCounters,
 		m.RuleSets,
 		m.RulesDport,
 		m.RulesDst,

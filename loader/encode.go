@@ -128,10 +128,11 @@ func (t *Tables) sizeMaps(spec *ebpf.CollectionSpec) {
 	sets.ValueSize = uint32(8 * t.sets.words)
 	sets.Value = nil // it is of another size than the C type
 	for name, n := range map[string]int{
-		gen.FWMapHostsSrc: len(t.src.hosts),
-		gen.FWMapHostsDst: len(t.dst.hosts),
-		gen.FWMapRulesSrc: len(t.src.prefixes),
-		gen.FWMapRulesDst: len(t.dst.prefixes),
+		gen.FWMapRuleCounters: len(t.rules),
+		gen.FWMapHostsSrc:     len(t.src.hosts),
+		gen.FWMapHostsDst:     len(t.dst.hosts),
+		gen.FWMapRulesSrc:     len(t.src.prefixes),
+		gen.FWMapRulesDst:     len(t.dst.prefixes),
 	} {
 		spec.Maps[name].MaxEntries = uint32(max(1, n))
 	}

@@ -180,11 +180,11 @@ type Rule struct {
 	DSCP           uint64      // bit i for code point i; 0 matches all
 	Fragment       FragmentMatch
 	Action         Action
-	Pin            bool // ActionAccept only: a reload that forgets the rule keeps it
+	Pin            bool   // ActionAccept only: a reload that forgets the rule keeps it
+	ID             uint32 // of what the policy says in the rule: the same text has the same in every policy
 
 	// For ActionInspect only.
 	Inspect int     // number among the inspecting rules, see Marks
-	ID      uint32  // of what the policy says in the rule: the same text has the same in every policy
 	lists   []*List // that the text names
 	Until   Until
 	Steps   []Step

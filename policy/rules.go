@@ -33,9 +33,9 @@ func (p *reader) readRules(n *node) {
 			p.errorf(item.pos, "%s.name %s is there twice; the first is at %v", item.path(), r.Name, first)
 		}
 		names[r.Name] = r.Pos
+		r.ID = item.id()
 		if r.Action == ActionInspect {
 			r.Inspect = inspecting
-			r.ID = item.id()
 			r.lists = p.named(item)
 			inspecting++
 		}

@@ -40,7 +40,7 @@ type runFunc func(ctx context.Context, e env, args []string) error
 
 // commands are all commands, in the order in which help shows them.
 func commands() []command {
-	return []command{runCommand, checkCommand, reloadCommand, statusCommand, replayCommand, detachCommand, demoCommand, versionCommand}
+	return []command{runCommand, checkCommand, reloadCommand, statusCommand, listCommand, replayCommand, detachCommand, demoCommand, versionCommand}
 }
 
 // usageError is a mistake on the command line.

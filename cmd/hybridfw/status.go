@@ -26,8 +26,9 @@ type Status struct {
 	Policy     string                   `json:"policy,omitempty"`
 	Rules      int                      `json:"rules,omitempty"`
 	Interfaces []loader.Interface       `json:"interfaces,omitempty"`
-	Kernel     loader.Stats             `json:"kernel"` // by hook, verdict and reason
-	Hooks      []userspace.HookCounters `json:"hooks"`  // by netfilter hook: queued, and past the queue
+	Kernel     loader.Stats             `json:"kernel"`         // by hook, verdict and reason
+	Hits       []loader.RuleHits        `json:"hits,omitempty"` // by rule
+	Hooks      []userspace.HookCounters `json:"hooks"`          // by netfilter hook: queued, and past the queue
 	User       *userspace.Stats         `json:"user,omitempty"`
 	NamesLost  uint64                   `json:"names_lost"` // not logged
 }
@@ -91,6 +92,10 @@ func (d *daemon) status() (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
+	hits, err := d.kernel.Hits()
+	if err != nil {
+		return Status{}, err
+	}
 	user := d.stage.Stats()
 	p := d.policy.Load()
 	return Status{
@@ -102,6 +107,7 @@ func (d *daemon) status() (Status, error) {
 		Rules:      len(p.Rules),
 		Interfaces: d.kernel.Interfaces(),
 		Kernel:     kernel,
+		Hits:       hits,
 		Hooks:      hooks,
 		User:       &user,
 		NamesLost:  d.names.lost.Load(),

@@ -1,7 +1,11 @@
 package netns
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -125,5 +129,48 @@ func TestRemovedTableIsMadeAgain(t *testing.T) {
 	b.f.stop()
 	if there() {
 		t.Error("the table is there after the stop")
+	}
+}
+
+// TestListRulesShowsWhatEachHasJudged, in the policy's order, also of rules that
+// no packet met.
+func TestListRulesShowsWhatEachHasJudged(t *testing.T) {
+	b := newBench(t, testnet.RoutedOptions{}, basePolicy)
+	fam := families[0]
+	conn := b.Client.MustDial(t, "udp", at(fam.server, 7))
+	exchange(t, conn, 3)
+	telnet := testnet.Packet{Src: b.from(fam.client), Dst: b.to(fam, 23), TCP: &testnet.TCP{Flags: 0x02},
+		EthSrc: b.Client.MustMAC(t, "eth0"), EthDst: b.Firewall.MustMAC(t, b.Lan)}
+	b.sendFrame(t, telnet.Frame())
+	b.sendFrame(t, telnet.Frame())
+	exchange(t, conn, 1) // all before it are judged
+	stdout, stderr, code := b.f.run("list", "rules", "--run-dir", b.f.runDir(), "--json")
+	var rules []struct {
+		Rule    string
+		Line    int
+		Action  string
+		Packets uint64
+	}
+	if err := json.Unmarshal([]byte(stdout), &rules); err != nil || code != 0 {
+		t.Fatalf("%v, status %d, %s", err, code, stderr)
+	}
+	var got []string
+	for _, r := range rules {
+		got = append(got, fmt.Sprint(r.Rule, " ", r.Action, " ", r.Packets))
+	}
+	want := []string{"bots drop 0", "telnet drop 2", "web inspect 0", "dns inspect 0", "discard drop 0", "echo accept 1"}
+	if !slices.Equal(got, want) || rules[0].Line != 8 {
+		t.Errorf("got %q, want %q; the first is at line %d, want 8", got, want, rules[0].Line)
+	}
+	stdout, _, code = b.f.run("list", "rules", "--run-dir", b.f.runDir())
+	if code != 0 || !strings.Contains(stdout, "telnet   drop     2 ") {
+		t.Errorf("status %d, printed:\n%s", code, stdout)
+	}
+	b.f.stop()
+	if _, stderr, code := b.f.run("list", "rules", "--run-dir", b.f.runDir()); code != 1 || !strings.Contains(stderr, "not running") {
+		t.Errorf("after the stop: status %d, %s", code, stderr)
+	}
+	if _, stderr, code := b.f.run("list", "flows"); code != 2 || !strings.Contains(stderr, "expected what to list: rules") {
+		t.Errorf("of what is not built: status %d, %s", code, stderr)
 	}
 }
