@@ -246,3 +246,25 @@ func TestFragmentsInAnyOrder(t *testing.T) {
 		}
 	}
 }
+
+func FuzzFragments(f *testing.F) {
+	whole := datagramOf("192.0.2.1:4000", "198.51.100.1:53", asksFor("in.pieces.example"))
+	f.Add(cut4(whole, 0, 16), cut4(whole, 16, len(whole)-20))
+	f.Add(cut4(whole, 8, 24), cut4(whole, 0, 16))
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		var all fragments
+		for _, ip := range [][]byte{a, b, a} {
+			copied := bytes.Clone(ip)
+			p, ok := readFragment(ip)
+			if !bytes.Equal(ip, copied) {
+				t.Fatal("the packet was written to")
+			}
+			if !ok {
+				continue
+			}
+			if got, done := all.add(&p); done && len(got) > len(p.header)+maxDatagram {
+				t.Fatalf("%d bytes came out", len(got))
+			}
+		}
+	})
+}
