@@ -22,7 +22,7 @@ KERNELS_DEPS := qemu-system-x86 xz-utils
 GO_FILES = $(shell git ls-files -co --exclude-standard '*.go')
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h')
 
-.PHONY: all build generate test test-plain test-corpus test-kernels race fuzz lint fmt check demo bench-pktbuf clean deps help
+.PHONY: all build generate test test-plain test-corpus test-kernels race soak fuzz lint fmt check demo bench-pktbuf clean deps help
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,11 @@ test-kernels: ## run the tests that need root inside Debian's kernels 6.1 and 6.
 race: ## run all tests under the race detector
 	@.ci/deps $(TEST_DEPS)
 	@CGO_ENABLED=1 .ci/gotest -race -short -count=1 ./...
+
+soak: ## compare programs and policies until stopped; HOURS=n, PAIRS=n, SEED=n
+	@[ "$$(id -u)" = 0 ] || { echo "the soak test makes network namespaces: run it as root" >&2; exit 1; }
+	$(GO) test -tags soak -run '^TestSoak$$' -timeout 0 -count=1 -v ./loader \
+		-hours $(or $(HOURS),0) -pairs $(or $(PAIRS),0) -seed $(or $(SEED),0)
 
 fuzz: ## run each fuzz target for FUZZTIME
 	@for package in $$($(GO) list ./...); do \
