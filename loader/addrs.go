@@ -53,6 +53,7 @@ func (p *setPool) addrs(rules []policy.Rule, field func(*policy.Rule) *policy.Ad
 		}
 	}
 	t := names.inherit(own)
+	p.full = p.full || names.full
 	numbers := make(map[uint32]uint32)
 	for _, table := range [][]addrSet{t.hosts, t.prefixes} {
 		for i, s := range table {

@@ -87,6 +87,10 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	t.dport = t.sets.ranges(p.Rules, noPorts, func(r *policy.Rule) []policy.PortRange { return r.Dport })
 	t.src = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
 	t.dst = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
+	if t.sets.full {
+		return nil, fmt.Errorf("%s: its %d rules tell too many kinds of packets apart, more than %d: let fewer rules name lists or ranges that overlap in part, or write fewer rules",
+			p.File, len(p.Rules), maxSetBytes/(8*t.sets.words))
+	}
 	return t, nil
 }
 

@@ -35,7 +35,11 @@ type setPool struct {
 	sets    []ruleSet
 	numbers map[string]uint32
 	unions  map[[2]uint32]uint32
+	full    bool // a set more than fits was asked for
 }
+
+// maxSetBytes bounds the memory of all sets of a policy.
+var maxSetBytes = 512 << 20
 
 func newSetPool(rules int) *setPool {
 	return &setPool{
@@ -49,8 +53,13 @@ func (p *setPool) empty() ruleSet { return make(ruleSet, p.words) }
 
 func (p *setPool) len() int { return len(p.sets) }
 
-// add gives a set a new number, whether there is an equal one or not.
+// add gives a set a new number, whether there is an equal one or not. Where there
+// are too many it goes on with any other set: the policy is refused in the end.
 func (p *setPool) add(s ruleSet) uint32 {
+	if 8*p.words*(len(p.sets)+1) > maxSetBytes {
+		p.full = true
+		return 0
+	}
 	p.sets = append(p.sets, s)
 	return uint32(len(p.sets) - 1)
 }
@@ -65,7 +74,9 @@ func (p *setPool) number(s ruleSet) uint32 {
 		return n
 	}
 	n := p.add(slices.Clone(s))
-	p.numbers[string(key)] = n
+	if !p.full {
+		p.numbers[string(key)] = n
+	}
 	return n
 }
 

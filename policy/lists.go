@@ -9,6 +9,10 @@ import (
 	"strings"
 )
 
+// maxPrefixes bounds the addresses and prefixes in all lists of a policy: the kernel
+// half's tables of so many take about a gibibyte.
+var maxPrefixes = 4 << 20
+
 var listTypes = []string{"cidr", "domain"}
 
 // String returns the type as policies write it.
@@ -82,10 +86,20 @@ func (p *reader) readEntries(l *List, n *node) {
 	for _, item := range n.items {
 		if !item.scalar() {
 			p.want(item, "an entry of type "+l.Type.String()+", in quotes where it has a colon")
-		} else if err := l.add(item.text); err != nil {
+		} else if err := p.enter(l, item.text); err != nil {
 			p.errorf(item.pos, "%s: %s %v", item.path(), quote(item.text), err)
 		}
 	}
+}
+
+// enter puts an entry into a list, if there is still room for it.
+func (p *reader) enter(l *List, entry string) error {
+	if l.Type == ListCIDR {
+		if p.prefixes++; p.prefixes > maxPrefixes {
+			return fmt.Errorf("is one too many; expected at most %d addresses and prefixes in all lists", maxPrefixes)
+		}
+	}
+	return l.add(entry)
 }
 
 // add puts an entry into the list. Its error goes on after the entry: what is
@@ -131,8 +145,11 @@ func (p *reader) readListFile(l *List, n *node) {
 		if text = strings.TrimSpace(text); text == "" {
 			continue
 		}
-		if err := l.add(text); err != nil {
+		if err := p.enter(l, text); err != nil {
 			wrong(number, quote(text)+" "+err.Error())
+			if p.prefixes > maxPrefixes {
+				return // each further line would say the same
+			}
 		}
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {

@@ -40,12 +40,13 @@ var defaultUntil = Until{Packets: 16, Bytes: 32 << 10}
 // reader turns a tree into a policy.
 type reader struct {
 	report
-	dir    string // list files are relative to it
-	policy *Policy
-	zones  map[string]ZoneID
-	lists  map[string]*List
-	bad    map[string]bool // lists that are named in the policy but could not be read
-	used   map[*List]bool
+	dir      string // list files are relative to it
+	policy   *Policy
+	zones    map[string]ZoneID
+	lists    map[string]*List
+	bad      map[string]bool // lists that are named in the policy but could not be read
+	used     map[*List]bool
+	prefixes int // in all lists
 }
 
 // Parse reads and checks a policy file and the list files it names. Its error
