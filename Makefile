@@ -47,7 +47,7 @@ test-plain: ## run the tests that need no root
 	@.ci/gotest $$($(GO) list ./... | grep -vxF "$$($(GO) list -e $(KERNEL_TESTS))")
 
 test-corpus: ## hold the names found in published captures against a dissector's
-	@[ -n "$$HYBRIDFW_CORPUS" ] || [ -d ../shared/corpus ] || { echo "no captures: set HYBRIDFW_CORPUS" >&2; exit 1; }
+	@[ -n "$${HYBRIDFW_CORPUS:-}" ] || [ -d ../shared/corpus ] || { echo "no captures: set HYBRIDFW_CORPUS" >&2; exit 1; }
 	$(GO) test -count=1 -v -run '^TestCorpus' ./cmd/hybridfw ./userspace
 
 test-kernels: ## run the tests that need root inside Debian's kernels 6.1 and 6.12
