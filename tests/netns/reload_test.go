@@ -102,8 +102,7 @@ func TestConnectionsLiveThroughReloads(t *testing.T) {
 }
 
 // TestReloadsLoseNoPacket reloads while every packet of one stream goes through the
-// queue, by a rule that changes each time, those of another stay in the kernel, and
-// a connection transfers.
+// queue, by a rule that changes each time, and those of another stay in the kernel.
 func TestReloadsLoseNoPacket(t *testing.T) {
 	const base = basePolicy + "  - { name: stream, from: lan, to: wan, proto: udp, dport: 5000, action: accept }\n"
 	eachMode(t, twoModes, func(t *testing.T, m mode) {
@@ -111,23 +110,7 @@ func TestReloadsLoseNoPacket(t *testing.T) {
 		other := strings.Replace(base, `{ qname: "denied.example", action: drop }`, `{ qname: "other.example", action: drop }, { qname: "denied.example", action: drop }`, 1)
 		var streams []*numbers
 		var allowed, direct, denied []*collector
-		var transfers sync.WaitGroup
-		ended := make(chan struct{})
 		for _, fam := range families {
-			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
-				t.Fatal(err)
-			}
-			conn := b.Client.MustDial(t, "tcp", at(fam.server, 7))
-			transfers.Go(func() {
-				for {
-					echoes(t, conn, 1<<18)
-					select {
-					case <-ended:
-						return
-					default:
-					}
-				}
-			})
 			direct = append(direct, b.collect(t, at(fam.server, 5000), number))
 			allowed = append(allowed, b.collect(t, at(fam.server, 53), id))
 			denied = append(denied, b.collect(t, at(fam.server, 9), number))
@@ -150,12 +133,42 @@ func TestReloadsLoseNoPacket(t *testing.T) {
 			b.barrier(t, fam)
 			denied[i].expectNone(t)
 		}
-		close(ended)
-		transfers.Wait()
 		s := b.f.status()
 		if s.User.Unmarked != 0 || s.User.Malformed != 0 {
 			t.Errorf("user space: %+v, want that every mark was understood", s.User.Counters)
 		}
+	})
+}
+
+// TestTransfersLiveThroughReloads reloads while connections transfer. Not beside the
+// numbers: they fill the buffers of the links.
+func TestTransfersLiveThroughReloads(t *testing.T) {
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		b := newBench(t, testnet.RoutedOptions{}, basePolicy, m.flags()...)
+		var transfers sync.WaitGroup
+		ended := make(chan struct{})
+		for _, fam := range families {
+			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
+				t.Fatal(err)
+			}
+			conn := b.Client.MustDial(t, "tcp", at(fam.server, 7))
+			transfers.Go(func() {
+				for {
+					echoes(t, conn, 1<<18)
+					select {
+					case <-ended:
+						return
+					default:
+					}
+				}
+			})
+		}
+		for range 5 {
+			b.f.reload(t, strings.Replace(basePolicy, "echo, from", "other-name, from", 1))
+			b.f.reload(t, basePolicy)
+		}
+		close(ended)
+		transfers.Wait()
 	})
 }
 
