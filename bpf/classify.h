@@ -81,6 +81,16 @@ static __always_inline __u32 l4_number(const struct packet *p)
 	return l4_sets[p->proto];
 }
 
+// ip_number is the set of a packet's code point, and of whether it is a fragment.
+// Linux 6.1 must see the bound on what the table is read with.
+static __always_inline __u32 ip_number(const struct packet *p)
+{
+	__u64 i = p->tos >> 2 | (p->fragment ? IP_FRAGMENT : 0);
+
+	asm volatile("%0 &= %1" : "+r"(i) : "i"(MAX_IP - 1));
+	return ip_sets[i];
+}
+
 // find_sets looks up the sets of a packet whose source is looked up already.
 static __always_inline bool find_sets(const struct packet *p, __u32 source, struct sets *s)
 {
@@ -89,9 +99,7 @@ static __always_inline bool find_sets(const struct packet *p, __u32 source, stru
 	s->dst = set(address_number(&hosts_dst, any_hosts_dst, &rules_dst, p->dst));
 	s->dport = any_dport ? set(port_number(&rules_dport, p->has_ports, p->dport)) : s->l4;
 	s->sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s->l4;
-	s->ip = any_ip ? set(ip_sets[(p->tos >> 2 | (p->fragment ? IP_FRAGMENT : 0)) &
-				     (MAX_IP - 1)])
-		       : s->l4;
+	s->ip = any_ip ? set(ip_number(p)) : s->l4;
 	s->vlan = any_vlan ? set(table_number(&rules_vlan, p->vlan)) : s->l4;
 	return s->l4 && s->src && s->dst && s->dport && s->sport && s->ip && s->vlan;
 }
