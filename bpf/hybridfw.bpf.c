@@ -133,6 +133,12 @@ __noinline int parse_skb(struct __sk_buff *skb, struct packet *p)
 		.gso = skb->gso_size != 0,
 	};
 
+	__u32 ifindex = skb->ifindex;
+
+	if (any_bare && bpf_map_lookup_elem(&bare, &ifindex)) {
+		p->l3 = 0; // is so, and the verifier is to know it
+		return parse_ip(&c, p, skb->protocol);
+	}
 	int parsed = parse_frame(&c, p, skb->vlan_present);
 
 	if (skb->vlan_present)

@@ -123,6 +123,17 @@ struct {
 	__type(value, __u8);
 } zones SEC(".maps");
 
+// Guarded interfaces whose packets have no Ethernet header, such as tun. Looked at
+// only where any_bare says that there is one: interfaces come while programs run.
+volatile __u8 any_bare;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u8);
+} bare SEC(".maps");
+
 // Known flows, both directions in one entry. A flow begins in half_open and moves
 // to flows when both endpoints have spoken, so that no flood of beginnings can
 // push out what is established.

@@ -174,6 +174,7 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	FWMapBare            = "bare"
 	FWMapCounters        = "counters"
 	FWMapFlows           = "flows"
 	FWMapFragments       = "fragments"
@@ -193,6 +194,7 @@ const (
 	FWProgFwTc           = "fw_tc"
 	FWProgFwTcOut        = "fw_tc_out"
 	FWProgFwXdp          = "fw_xdp"
+	FWVarAnyBare         = "any_bare"
 	FWVarAnyDport        = "any_dport"
 	FWVarAnyEarly        = "any_early"
 	FWVarAnyHostsDst     = "any_hosts_dst"
@@ -277,6 +279,7 @@ type FWProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWMapSpecs struct {
+	Bare         *ebpf.MapSpec `ebpf:"bare"`
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
@@ -298,6 +301,7 @@ type FWMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWVariableSpecs struct {
+	AnyBare         *ebpf.VariableSpec `ebpf:"any_bare"`
 	AnyDport        *ebpf.VariableSpec `ebpf:"any_dport"`
 	AnyEarly        *ebpf.VariableSpec `ebpf:"any_early"`
 	AnyHostsDst     *ebpf.VariableSpec `ebpf:"any_hosts_dst"`
@@ -350,6 +354,7 @@ func (o *FWObjects) Close() error {
 //
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWMaps struct {
+	Bare         *ebpf.Map `ebpf:"bare"`
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
@@ -369,6 +374,7 @@ type FWMaps struct {
 
 func (m *FWMaps) Close() error {
 	return _FWClose(
+		m.Bare,
 		m.Counters,
 		m.Flows,
 		m.Fragments,
@@ -391,6 +397,7 @@ func (m *FWMaps) Close() error {
 //
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWVariables struct {
+	AnyBare         *ebpf.Variable `ebpf:"any_bare"`
 	AnyDport        *ebpf.Variable `ebpf:"any_dport"`
 	AnyEarly        *ebpf.Variable `ebpf:"any_early"`
 	AnyHostsDst     *ebpf.Variable `ebpf:"any_hosts_dst"`

@@ -138,6 +138,11 @@ func (i *instance) enterZone(l netlink.Link) error {
 	if zone == policy.ZoneNone || unfit(l) != "" {
 		return nil
 	}
+	if isBare(l) {
+		if err := errors.Join(i.objs.Bare.Put(uint32(l.Attrs().Index), uint8(1)), i.objs.AnyBare.Set(uint8(1))); err != nil {
+			return fmt.Errorf("telling the programs that %s has no Ethernet header: %w", l.Attrs().Name, err)
+		}
+	}
 	if err := i.objs.Zones.Put(uint32(l.Attrs().Index), uint8(zone)); err != nil {
 		return fmt.Errorf("entering %s into its zone: %w", l.Attrs().Name, err)
 	}
@@ -145,8 +150,10 @@ func (i *instance) enterZone(l netlink.Link) error {
 }
 
 func (i *instance) leaveZone(ifindex int) error {
-	if err := i.objs.Zones.Delete(uint32(ifindex)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("taking an interface out of its zone: %w", err)
+	for _, m := range []*ebpf.Map{i.objs.Zones, i.objs.Bare} {
+		if err := m.Delete(uint32(ifindex)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("taking an interface out of its zone: %w", err)
+		}
 	}
 	return nil
 }
@@ -171,7 +178,11 @@ func (f *Firewall) attachHooks(in *instance, a *attachment, l netlink.Link) erro
 			return err
 		}
 	}
-	h, mode, err := attachXDP(f.opts, l, in.objs.FwXdp)
+	opts := f.opts
+	if isBare(l) {
+		opts.XDP = XDPOff // fw_xdp reads Ethernet headers
+	}
+	h, mode, err := attachXDP(opts, l, in.objs.FwXdp)
 	if err != nil {
 		return err
 	}
@@ -188,10 +199,16 @@ func unfit(l netlink.Link) string {
 	if attrs.EncapType == "loopback" {
 		return "loopback always passes"
 	}
-	if attrs.EncapType != "ether" {
-		return fmt.Sprintf("its frames have no Ethernet header (%s), which is not built yet", attrs.EncapType)
+	if attrs.EncapType != "ether" && !isBare(l) {
+		return fmt.Sprintf("its frames have headers of a kind that is not built yet (%s)", attrs.EncapType)
 	}
 	return ""
+}
+
+// isBare tells that an interface's packets begin with the IP header: tun, WireGuard,
+// PPP, and tunnels of IP in IP.
+func isBare(l netlink.Link) bool {
+	return slices.Contains([]string{"none", "unknown519", "ppp", "ipip", "tunnel6", "sit"}, l.Attrs().EncapType)
 }
 
 // Watch guards interfaces that appear and forgets those that go, until done is
