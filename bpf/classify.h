@@ -27,6 +27,7 @@ struct sets {
 	const __u64 *dst;
 	const __u64 *ip; // code point and fragments
 	const __u64 *vlan;
+	const __u64 *after; // rules behind a limit that the packet is over
 };
 
 static __always_inline const __u64 *set(__u32 number)
@@ -101,6 +102,7 @@ static __always_inline bool find_sets(const struct packet *p, __u32 source, stru
 	s->sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s->l4;
 	s->ip = any_ip ? set(ip_number(p)) : s->l4;
 	s->vlan = any_vlan ? set(table_number(&rules_vlan, p->vlan)) : s->l4;
+	s->after = s->l4;
 	return s->l4 && s->src && s->dst && s->dport && s->sport && s->ip && s->vlan;
 }
 
@@ -129,6 +131,8 @@ static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to
 			all &= s->ip[w];
 		if (any_vlan)
 			all &= s->vlan[w];
+		if (any_limit)
+			all &= s->after[w];
 		if (all)
 			return w * 64 + __builtin_ctzll(all);
 	}

@@ -57,7 +57,8 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 						  const struct flow *old, __u64 now)
 {
 	__u32 in = way.in ? way.in : skb->ingress_ifindex;
-	__u64 n = find_rule(skb, p, &way);
+	bool over;
+	__u64 n = find_limited(skb, p, &way, true, &over);
 	struct flow f = {
 		.rule = n,
 		.origin = id->sender,
@@ -77,6 +78,8 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 		f.replies = rule_at(n)->replies;
 		count_rule(n, p);
 	}
+	if (over)
+		f.action = ACTION_DROP;
 	if (f.action == ACTION_INSPECT && p->proto == IPPROTO_TCP && !starts_flow(p) &&
 	    on_midstream != ACTION_INSPECT) {
 		f.action = on_midstream;
@@ -396,7 +399,7 @@ int fw_tc_out(struct __sk_buff *skb)
 // judge_early drops what can be dropped without a route: flows decided so, and
 // what the first matching rule drops whatever its zone out is. Replies of a known
 // flow pass, wherever they come from.
-static __always_inline struct judgement judge_early(const struct packet *p, __u32 ifindex)
+static __always_inline struct judgement judge_early(struct packet *p, __u32 ifindex)
 {
 	__u32 source = any_early ? source_number(p) : 0;
 	struct flow_id id;
@@ -420,7 +423,8 @@ static __always_inline struct judgement judge_early(const struct packet *p, __u3
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
-	    rule_at(n)->action == ACTION_DROP) {
+	    rule_at(n)->action == ACTION_DROP &&
+	    (!any_limit || !rule_at(n)->limit || is_over(p, n, false))) {
 		count_rule(n, p);
 		return judged(VERDICT_DROP, REASON_RULE);
 	}

@@ -23,6 +23,8 @@ enum limits {
 	MAX_EXT_HEADERS = 8,	 // IPv6 extension headers walked
 	MAX_VLAN_TAGS = 2,	 // tags walked in the frame
 	IN_UNKNOWN = 0x7fffffff, // in flow.in: nobody knows; no ifindex
+	MAX_LIMITS = 256,	 // rules with a limit
+	LIMITS_TRIED = 16,	 // that one packet may be over before it is dropped
 	RULE_NONE = 0xffff,	 // no rule: a default or a built-in decided
 };
 
@@ -157,10 +159,34 @@ struct rule {
 	__u8 replies;  // ACTION_INSPECT: replies are uncertain too
 	__u8 any_zone; // asks for no zone out
 	__u8 any_vlan; // asks for no VLAN
-	__u8 pad[2];
-	__u32 id; // ACTION_INSPECT: of the rule's text, the same in every policy that has it
+	__u16 limit;   // index into rate_limits, + 1; 0: none
+	__u32 id;      // ACTION_INSPECT: of the rule's text, the same in every policy that has it
+	__u32 after;   // with a limit: number + 1 of the set of the rules behind this one
 };
-_Static_assert(sizeof(struct rule) == 12, "rule");
+_Static_assert(sizeof(struct rule) == 16, "rule");
+
+// A rule's limit: a bucket of tokens, told by when it will be full.
+struct limit {
+	__u64 interval; // ns between two packets at the rate
+	__u64 ahead;	// ns that the next full moment may lie ahead: interval * (burst - 1)
+	__u8 per;	// enum limit_per
+	__u8 bits;	// of the address, in its 16-byte form; IPv6
+	__u8 bits4;	// likewise, IPv4
+	__u8 pad[5];
+};
+_Static_assert(sizeof(struct limit) == 24, "limit");
+
+enum limit_per {
+	LIMIT_PER_ALL,
+	LIMIT_PER_SRC,
+	LIMIT_PER_DST,
+};
+
+struct limit_key {
+	__u8 addr[16]; // cut to its bits; 0 with LIMIT_PER_ALL
+	__u32 rule;
+};
+_Static_assert(sizeof(struct limit_key) == 20, "limit_key");
 
 // The argument of fw_decide.
 struct decision {

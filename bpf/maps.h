@@ -16,6 +16,7 @@ const volatile enum action default_output;
 const volatile enum action on_malformed;
 const volatile enum action on_midstream;
 const volatile struct rule rules[MAX_RULES];
+const volatile struct limit rate_limits[MAX_LIMITS];
 const volatile __u32 generation; // of the policy; each that replaces another has the next
 // By mark field: the first generation in which it stood for the rule that it
 // stands for now; 0 where it stands for none.
@@ -36,6 +37,7 @@ const volatile __u32 l4_sets[256];	   // by IP protocol, for all but TCP
 const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
 const volatile bool any_inspect;	   // some rule inspects
+const volatile bool any_limit;		   // some rule has a limit
 const volatile bool any_hosts_src, any_hosts_dst, any_sport, any_dport;
 const volatile bool any_icmp, any_ip, any_vlan;
 const volatile __u32 ip_sets[MAX_IP]; // by code point (DSCP) and IP_FRAGMENT
@@ -175,6 +177,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct counter);
 } rule_counters SEC(".maps");
+
+// Buckets: the moment at which each will be full, CLOCK_MONOTONIC in ns.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct limit_key);
+	__type(value, __u64);
+} buckets SEC(".maps");
 
 // A type that only inlined code uses is lost from BTF, and so from the Go
 // bindings, unless something names it.

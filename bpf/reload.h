@@ -135,7 +135,8 @@ __noinline int rejudge(struct __sk_buff *skb, struct packet *p, struct flow *f, 
 	if (reply)
 		turn(p);
 	first_packet(p);
-	__u64 n = find_rule(skb, p, &way);
+	bool over;
+	__u64 n = find_limited(skb, p, &way, false, &over);
 	p->tcp_flags = flags;
 	p->icmp_type = type;
 	p->fragment = fragment;

@@ -3,13 +3,15 @@
 #pragma once
 
 #include "classify.h"
+#include "limit.h"
 #include "maps.h"
 
 // Where a packet comes from and goes to, as rules see it.
 struct way {
 	__u8 from;
 	__u8 to;
-	__u32 in; // ifindex to ask the route from; 0: the zone out is known
+	__u32 in;    // ifindex to ask the route from; 0: the zone out is known
+	__u32 after; // number + 1 of the set of the rules that count; 0: all
 };
 
 static __always_inline __u8 default_action(struct way way)
@@ -31,6 +33,10 @@ __noinline int find_rule(struct __sk_buff *skb, struct packet *p, struct way *wa
 		return RULE_NONE; // cannot be
 	if (!find_sets(p, source_number(p), &s))
 		return RULE_NONE; // cannot be: every number has its set
+	if (any_limit && way->after)
+		s.after = set(way->after - 1);
+	if (!s.after)
+		return RULE_NONE; // cannot be
 	if (!way->in)
 		return first_match(&s, way->from, way->to);
 	n = first_match(&s, way->from, ANY_ZONE);
@@ -41,5 +47,28 @@ __noinline int find_rule(struct __sk_buff *skb, struct packet *p, struct way *wa
 		way->to = zone_out(skb, p, way->in);
 		n = first_match(&s, way->from, way->to);
 	}
+	return n;
+}
+
+// find_limited is find_rule for a packet that takes tokens where take says so; else
+// limits are taken for kept. A packet that is over very many limits is dropped.
+static __always_inline __u64 find_limited(struct __sk_buff *skb, struct packet *p, struct way *way,
+					  bool take, bool *over)
+{
+	__u64 n = find_rule(skb, p, way);
+
+	*over = false;
+	if (!any_limit)
+		return n;
+	for (int i = 0; i < LIMITS_TRIED; i++) {
+		if (n >= MAX_RULES || !rule_at(n)->limit)
+			return n;
+		bool excess = take && is_over(p, n, true);
+		if (excess == (rule_at(n)->action == ACTION_DROP))
+			return n;
+		way->after = rule_at(n)->after;
+		n = find_rule(skb, p, way);
+	}
+	*over = n < MAX_RULES && rule_at(n)->limit;
 	return n;
 }

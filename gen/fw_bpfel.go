@@ -104,6 +104,22 @@ const (
 	FWHookHOOK_COUNT  FWHook = 3
 )
 
+type FWLimit struct {
+	_        structs.HostLayout
+	Interval uint64
+	Ahead    uint64
+	Per      uint8
+	Bits     uint8
+	Bits4    uint8
+	Pad      [5]uint8
+}
+
+type FWLimitKey struct {
+	_    structs.HostLayout
+	Addr [16]uint8
+	Rule uint32
+}
+
 type FWLimits uint32
 
 const (
@@ -122,6 +138,8 @@ const (
 	FWLimitsMAX_EXT_HEADERS FWLimits = 8
 	FWLimitsMAX_VLAN_TAGS   FWLimits = 2
 	FWLimitsIN_UNKNOWN      FWLimits = 2147483647
+	FWLimitsMAX_LIMITS      FWLimits = 256
+	FWLimitsLIMITS_TRIED    FWLimits = 16
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
@@ -157,8 +175,9 @@ type FWRule struct {
 	Replies uint8
 	AnyZone uint8
 	AnyVlan uint8
-	Pad     [2]uint8
+	Limit   uint16
 	Id      uint32
+	After   uint32
 }
 
 type FWVerdict uint32
@@ -175,6 +194,7 @@ const (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	FWMapBare            = "bare"
+	FWMapBuckets         = "buckets"
 	FWMapCounters        = "counters"
 	FWMapFlows           = "flows"
 	FWMapFragments       = "fragments"
@@ -202,6 +222,7 @@ const (
 	FWVarAnyIcmp         = "any_icmp"
 	FWVarAnyInspect      = "any_inspect"
 	FWVarAnyIp           = "any_ip"
+	FWVarAnyLimit        = "any_limit"
 	FWVarAnySport        = "any_sport"
 	FWVarAnyVlan         = "any_vlan"
 	FWVarDefaultForward  = "default_forward"
@@ -216,6 +237,7 @@ const (
 	FWVarMarkSince       = "mark_since"
 	FWVarOnMalformed     = "on_malformed"
 	FWVarOnMidstream     = "on_midstream"
+	FWVarRateLimits      = "rate_limits"
 	FWVarRuleWords       = "rule_words"
 	FWVarRules           = "rules"
 	FWVarTimeouts        = "timeouts"
@@ -280,6 +302,7 @@ type FWProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWMapSpecs struct {
 	Bare         *ebpf.MapSpec `ebpf:"bare"`
+	Buckets      *ebpf.MapSpec `ebpf:"buckets"`
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
@@ -309,6 +332,7 @@ type FWVariableSpecs struct {
 	AnyIcmp         *ebpf.VariableSpec `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
 	AnyIp           *ebpf.VariableSpec `ebpf:"any_ip"`
+	AnyLimit        *ebpf.VariableSpec `ebpf:"any_limit"`
 	AnySport        *ebpf.VariableSpec `ebpf:"any_sport"`
 	AnyVlan         *ebpf.VariableSpec `ebpf:"any_vlan"`
 	DefaultForward  *ebpf.VariableSpec `ebpf:"default_forward"`
@@ -323,6 +347,7 @@ type FWVariableSpecs struct {
 	MarkSince       *ebpf.VariableSpec `ebpf:"mark_since"`
 	OnMalformed     *ebpf.VariableSpec `ebpf:"on_malformed"`
 	OnMidstream     *ebpf.VariableSpec `ebpf:"on_midstream"`
+	RateLimits      *ebpf.VariableSpec `ebpf:"rate_limits"`
 	RuleWords       *ebpf.VariableSpec `ebpf:"rule_words"`
 	Rules           *ebpf.VariableSpec `ebpf:"rules"`
 	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
@@ -355,6 +380,7 @@ func (o *FWObjects) Close() error {
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWMaps struct {
 	Bare         *ebpf.Map `ebpf:"bare"`
+	Buckets      *ebpf.Map `ebpf:"buckets"`
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
@@ -375,6 +401,7 @@ type FWMaps struct {
 func (m *FWMaps) Close() error {
 	return _FWClose(
 		m.Bare,
+		m.Buckets,
 		m.Counters,
 		m.Flows,
 		m.Fragments,
@@ -405,6 +432,7 @@ type FWVariables struct {
 	AnyIcmp         *ebpf.Variable `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
 	AnyIp           *ebpf.Variable `ebpf:"any_ip"`
+	AnyLimit        *ebpf.Variable `ebpf:"any_limit"`
 	AnySport        *ebpf.Variable `ebpf:"any_sport"`
 	AnyVlan         *ebpf.Variable `ebpf:"any_vlan"`
 	DefaultForward  *ebpf.Variable `ebpf:"default_forward"`
@@ -419,6 +447,7 @@ type FWVariables struct {
 	MarkSince       *ebpf.Variable `ebpf:"mark_since"`
 	OnMalformed     *ebpf.Variable `ebpf:"on_malformed"`
 	OnMidstream     *ebpf.Variable `ebpf:"on_midstream"`
+	RateLimits      *ebpf.Variable `ebpf:"rate_limits"`
 	RuleWords       *ebpf.Variable `ebpf:"rule_words"`
 	Rules           *ebpf.Variable `ebpf:"rules"`
 	Timeouts        *ebpf.Variable `ebpf:"timeouts"`

@@ -44,6 +44,7 @@ type Tables struct {
 
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
+	limits  []policy.Limit
 }
 
 // tableRule is what a matched rule does.
@@ -54,6 +55,8 @@ type tableRule struct {
 	anyZone bool   // asks for no zone out
 	anyVLAN bool   // asks for no VLAN
 	id      uint32 // ActionInspect: policy.Rule.ID
+	limit   int    // number in Tables.limits, from 1
+	after   uint32 // number of the set of the rules behind it, from 1
 }
 
 // early tells that XDP may apply the rule: it drops whatever the zone out is, and
@@ -76,6 +79,11 @@ func Compile(p *policy.Policy) (*Tables, error) {
 		r := compileRule(&p.Rules[i])
 		t.early = t.early || r.early()
 		t.inspect = t.inspect || r.action == policy.ActionInspect
+		if l := p.Rules[i].Limit; l.Limited() {
+			t.limits = append(t.limits, l)
+			r.limit = len(t.limits)
+			r.after = t.sets.number(t.sets.after(i)) + 1
+		}
 		t.rules = append(t.rules, r)
 	}
 	t.compileZones(p.Rules)

@@ -53,6 +53,8 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarFlagSets:      t.flags,
 		gen.FWVarAnyEarly:      t.early,
 		gen.FWVarAnyInspect:    t.inspect,
+		gen.FWVarAnyLimit:      len(t.limits) > 0,
+		gen.FWVarRateLimits:    t.encodeLimits(),
 		gen.FWVarTimeouts:      t.encodeTimeouts(),
 		gen.FWVarAnyHostsSrc:   len(t.src.hosts) > 0,
 		gen.FWVarAnyHostsDst:   len(t.dst.hosts) > 0,
@@ -93,7 +95,7 @@ func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
 		if err != nil {
 			return rules, fmt.Errorf("rule %d: %w", i, err)
 		}
-		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone), AnyVlan: encodeBool(r.anyVLAN), Id: r.id}
+		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone), AnyVlan: encodeBool(r.anyVLAN), Id: r.id, Limit: uint16(r.limit), After: r.after}
 	}
 	return rules, nil
 }
@@ -106,6 +108,20 @@ func (g *generation) encodeMarks() (since [maxMarks]uint32) {
 		}
 	}
 	return since
+}
+
+func (t *Tables) encodeLimits() (limits [gen.FWLimitsMAX_LIMITS]gen.FWLimit) {
+	const mapped = 96 // bits in front of an IPv4 address
+	for i, l := range t.limits {
+		limits[i] = gen.FWLimit{
+			Interval: uint64(l.Interval),
+			Ahead:    uint64(l.Interval) * uint64(l.Burst-1),
+			Per:      uint8(l.Per),
+			Bits:     uint8(l.V6),
+			Bits4:    uint8(mapped + l.V4),
+		}
+	}
+	return limits
 }
 
 func (t *Tables) encodeTimeouts() (ns [gen.FWFlowStateSTATE_COUNT]uint64) {

@@ -106,6 +106,15 @@ func (p *setPool) where(rules []policy.Rule, holds func(*policy.Rule) bool) rule
 	return s
 }
 
+// after is the set of the rules behind one.
+func (p *setPool) after(rule int) ruleSet {
+	s := p.empty()
+	for i := rule + 1; i < 64*p.words; i++ {
+		s.add(i)
+	}
+	return s
+}
+
 // byZone puts zones that no rule tells apart into one class, and gives the set
 // of each class.
 func (p *setPool) byZone(rules []policy.Rule, match func(*policy.Rule, policy.ZoneID) bool) (class [256]uint16, sets []ruleSet) {

@@ -60,12 +60,15 @@ type Result struct {
 // An inspecting rule matches whatever its steps are. It is written to be
 // evidently right, not to be fast: the kernel half is tested against it.
 //
+// Limits are taken for kept: rules that drop what is over one match nothing, and
+// those that let through what is within one match all.
+//
 // What passes by itself (loopback, replies of known flows, the ICMP errors and
 // neighbour discovery that must not be dropped) is not the policy's to decide,
 // and so not part of its meaning.
 func (p *Policy) Match(pkt *Packet) Result {
 	for i := range p.Rules {
-		if p.Rules[i].Match(pkt) {
+		if p.Rules[i].Match(pkt) && (!p.Rules[i].Limit.Limited() || p.Rules[i].Action != ActionDrop) {
 			return Result{i, p.Rules[i].Action, ReasonRule}
 		}
 	}

@@ -169,6 +169,7 @@ func (p *reader) read(root *node) {
 		p.readRules(v)
 	}
 	p.checkMarks(mask)
+	p.checkLimits()
 	p.checkUse()
 }
 

@@ -38,6 +38,8 @@ var madeErrors = []struct {
 		must(t, os.Truncate(list, maxListFile+1))
 		must(t, os.WriteFile(file, []byte(zonesHead+"lists: {l: {type: cidr, file: l.txt}}\n"), 0o644))
 	}, "DIR/p.yaml:3:31: lists.l.file: DIR/l.txt: is larger than 256 MiB"},
+	{"many limits", text(zonesHead, "rules:\n", repeat(257, "  - { name: r%d, src: 192.0.2.1, proto: tcp, action: drop, limit: { rate: 5/s } }\n")),
+		"DIR/p.yaml:260:5: rules[256] is one limit too many; expected at most 256 rules with a limit"},
 	{"deep brackets", text(zonesHead, "rules: ", strings.Repeat("[", 33), strings.Repeat("]", 33)),
 		"DIR/p.yaml:3:40: nested too deeply; expected at most 32 levels"},
 	{"deep dashes", text(zonesHead, "rules:\n", strings.Repeat("- ", 150), "x\n"),
@@ -49,7 +51,7 @@ var madeErrors = []struct {
 	{"many rules", text(zonesHead, "rules:\n", repeat(MaxRules+2, "  - {name: r%d, from: lan, action: drop}\n")),
 		"DIR/p.yaml:4100:5: rules[4096] is one too many; expected at most 4096 rules"},
 	{"many errors", text(zonesHead, "rules: [", strings.Repeat("1, ", 2)+"]\n", "lists: {l: {type: cidr, entries: [", strings.Repeat("x, ", manyErrors), "]}}\n"),
-		"DIR/p.yaml:3:9: rules[0] is a number; expected a mapping with the keys name, from, to, src, dst, proto, sport, dport, flags, icmp, icmpv6, vlan, dscp, fragment, action, pin, until, steps"},
+		"DIR/p.yaml:3:9: rules[0] is a number; expected a mapping with the keys name, from, to, src, dst, proto, sport, dport, flags, icmp, icmpv6, vlan, dscp, fragment, limit, action, pin, until, steps"},
 }
 
 func must(t *testing.T, err error) {

@@ -68,6 +68,9 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	p.vlans(values["vlan"], &r.VLAN)
 	p.codePoints(values["dscp"], &r.DSCP)
 	p.fragments(values["fragment"], &r.Fragment)
+	if v := values["limit"]; v != nil {
+		p.readLimit(v, &r.Limit)
+	}
 	acted := false
 	if v := values["action"]; v == nil {
 		p.errorf(n.pos, "%s.action is missing; expected accept, drop or inspect", n.path())

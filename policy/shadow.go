@@ -92,7 +92,7 @@ func (s *shadows) address(m *AddrMatch) addrCondition {
 // comparisons come first.
 func (s *shadows) covers(a, b *condition) bool {
 	x, y := a.rule, b.rule
-	if !coversZone(x.From, x.NotFrom, y.From, y.NotFrom) || !coversZone(x.To, x.NotTo, y.To, y.NotTo) ||
+	if x.Limit.Limited() || !coversZone(x.From, x.NotFrom, y.From, y.NotFrom) || !coversZone(x.To, x.NotTo, y.To, y.NotTo) ||
 		x.Flags.Mask&y.Flags.Mask != x.Flags.Mask || x.Flags.Value != y.Flags.Value&x.Flags.Mask ||
 		x.DSCP != 0 && (y.DSCP == 0 || y.DSCP&^x.DSCP != 0) ||
 		x.Fragment != FragmentAny && x.Fragment != y.Fragment {

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+// Limits: how many packets may begin flows by a rule. A bucket is one number, the
+// moment at which it will be full again, so that CPUs share it by a compare and
+// exchange and none takes a token twice.
+#pragma once
+
+#include "classify.h"
+#include "maps.h"
+#include "parse.h"
+
+enum {
+	TAKE_TRIES = 16, // while other CPUs take from the same bucket
+};
+
+static __always_inline void bucket_of(const struct packet *p, const volatile struct limit *l,
+				      struct limit_key *key)
+{
+	__u32 bits = p->family == 4 ? l->bits4 : l->bits;
+
+	if (l->per == LIMIT_PER_ALL)
+		return;
+	__builtin_memcpy(key->addr, l->per == LIMIT_PER_SRC ? p->src : p->dst, 16);
+	for (__u32 i = 0; i < 16; i++) {
+		if (bits < 8 * i + 8)
+			key->addr[i] &= bits > 8 * i ? 0xff << (8 * i + 8 - bits) : 0;
+	}
+}
+
+// is_over tells whether a packet is over the limit of rule n; if it is not, and
+// take says so, it takes a token. Global, for its stack and its verification.
+__noinline int is_over(struct packet *p, __u32 n, bool take)
+{
+	struct limit_key key = {.rule = n};
+
+	if (!p)
+		return 1; // cannot be
+	const volatile struct limit *l = &rate_limits[(rule_at(n)->limit - 1) & (MAX_LIMITS - 1)];
+	__u64 now = bpf_ktime_get_ns(); // the coarse clock is too coarse
+
+	bucket_of(p, l, &key);
+	__u64 *full = bpf_map_lookup_elem(&buckets, &key);
+	if (!full) {
+		__u64 first = now + l->interval;
+
+		if (!take || !bpf_map_update_elem(&buckets, &key, &first, BPF_NOEXIST))
+			return 0;
+		full = bpf_map_lookup_elem(&buckets, &key); // another CPU was faster
+		if (!full)
+			return 1;
+	}
+	for (int i = 0; i < TAKE_TRIES; i++) {
+		__u64 seen = *(volatile __u64 *)full;
+		__u64 from = seen > now ? seen : now;
+
+		if (from - now > l->ahead)
+			return 1;
+		if (!take || __sync_val_compare_and_swap(full, seen, from + l->interval) == seen)
+			return 0;
+	}
+	return 1;
+}
