@@ -168,13 +168,13 @@ _Static_assert(sizeof(struct rule) == 16, "rule");
 // A rule's limit: a bucket of tokens, told by when it will be full.
 struct limit {
 	__u64 interval; // ns between two packets at the rate
-	__u64 ahead;	// ns that the next full moment may lie ahead: interval * (burst - 1)
+	__u64 ahead;	// ns that the full moment may lie ahead: interval * (burst - 1)
+	__u8 mask[16];	// of the addresses that share a bucket, IPv6
+	__u8 mask4[16]; // likewise, IPv4
 	__u8 per;	// enum limit_per
-	__u8 bits;	// of the address, in its 16-byte form; IPv6
-	__u8 bits4;	// likewise, IPv4
-	__u8 pad[5];
+	__u8 pad[7];
 };
-_Static_assert(sizeof(struct limit) == 24, "limit");
+_Static_assert(sizeof(struct limit) == 56, "limit");
 
 enum limit_per {
 	LIMIT_PER_ALL,
@@ -183,7 +183,7 @@ enum limit_per {
 };
 
 struct limit_key {
-	__u8 addr[16]; // cut to its bits; 0 with LIMIT_PER_ALL
+	__u8 addr[16]; // under the mask; 0 with LIMIT_PER_ALL
 	__u32 rule;
 };
 _Static_assert(sizeof(struct limit_key) == 20, "limit_key");

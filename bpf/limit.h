@@ -15,15 +15,13 @@ enum {
 static __always_inline void bucket_of(const struct packet *p, const volatile struct limit *l,
 				      struct limit_key *key)
 {
-	__u32 bits = p->family == 4 ? l->bits4 : l->bits;
+	const volatile __u32 *mask = (void *)(p->family == 4 ? l->mask4 : l->mask);
+	const __u32 *addr = (void *)(l->per == LIMIT_PER_SRC ? p->src : p->dst);
 
 	if (l->per == LIMIT_PER_ALL)
 		return;
-	__builtin_memcpy(key->addr, l->per == LIMIT_PER_SRC ? p->src : p->dst, 16);
-	for (__u32 i = 0; i < 16; i++) {
-		if (bits < 8 * i + 8)
-			key->addr[i] &= bits > 8 * i ? 0xff << (8 * i + 8 - bits) : 0;
-	}
+	for (int i = 0; i < 4; i++)
+		((__u32 *)key->addr)[i] = addr[i] & mask[i];
 }
 
 // is_over tells whether a packet is over the limit of rule n; if it is not, and
@@ -50,11 +48,15 @@ __noinline int is_over(struct packet *p, __u32 n, bool take)
 	}
 	for (int i = 0; i < TAKE_TRIES; i++) {
 		__u64 seen = *(volatile __u64 *)full;
-		__u64 from = seen > now ? seen : now;
+		// How far ahead it is, 0 if it is full. Without a branch: Linux 6.1
+		// would follow both ways, each time.
+		__s64 ahead = seen - now;
 
-		if (from - now > l->ahead)
+		ahead &= ~(ahead >> 63);
+		if ((__u64)ahead > l->ahead)
 			return 1;
-		if (!take || __sync_val_compare_and_swap(full, seen, from + l->interval) == seen)
+		if (!take ||
+		    __sync_val_compare_and_swap(full, seen, now + ahead + l->interval) == seen)
 			return 0;
 	}
 	return 1;

@@ -108,10 +108,10 @@ type FWLimit struct {
 	_        structs.HostLayout
 	Interval uint64
 	Ahead    uint64
+	Mask     [16]uint8
+	Mask4    [16]uint8
 	Per      uint8
-	Bits     uint8
-	Bits4    uint8
-	Pad      [5]uint8
+	Pad      [7]uint8
 }
 
 type FWLimitKey struct {

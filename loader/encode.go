@@ -111,14 +111,20 @@ func (g *generation) encodeMarks() (since [maxMarks]uint32) {
 }
 
 func (t *Tables) encodeLimits() (limits [gen.FWLimitsMAX_LIMITS]gen.FWLimit) {
+	mask := func(bits int) (m [16]uint8) {
+		for i := range bits {
+			m[i/8] |= 0x80 >> (i % 8)
+		}
+		return m
+	}
 	const mapped = 96 // bits in front of an IPv4 address
 	for i, l := range t.limits {
 		limits[i] = gen.FWLimit{
 			Interval: uint64(l.Interval),
 			Ahead:    uint64(l.Interval) * uint64(l.Burst-1),
 			Per:      uint8(l.Per),
-			Bits:     uint8(l.V6),
-			Bits4:    uint8(mapped + l.V4),
+			Mask:     mask(l.V6),
+			Mask4:    mask(mapped + l.V4),
 		}
 	}
 	return limits
