@@ -60,6 +60,9 @@ func mustRun(tb testing.TB, o Options) *running {
 	if o.Queues == 0 {
 		o.Queues = 1
 	}
+	if o.StreamMemory == 0 {
+		o.StreamMemory = 4 * streamMax // many stages live until their test ends
+	}
 	stage, err := Open(o)
 	if err != nil {
 		tb.Fatal(err)

@@ -103,7 +103,7 @@ func TestNothingLeaks(t *testing.T) {
 	testnet.Need(t)
 	p := mustPolicy(t, "", acceptAll)
 	round := func() {
-		s, err := Open(Options{Policy: p, Queue: testQueue, Queues: 2, Flows: 8})
+		s, err := Open(Options{Policy: p, Queue: testQueue, Queues: 2, Flows: 8, StreamMemory: streamMax})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +119,7 @@ func TestNothingLeaks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(Options{Policy: p, Queue: testQueue, Queues: 2, Flows: 8}); !errors.Is(err, ErrQueueInUse) {
+		if _, err := Open(Options{Policy: p, Queue: testQueue, Queues: 2, Flows: 8, StreamMemory: streamMax}); !errors.Is(err, ErrQueueInUse) {
 			t.Fatal(err)
 		}
 		if err := other.close(); err != nil {
@@ -149,7 +149,7 @@ func TestNothingLeaks(t *testing.T) {
 // When the socket is closed under a worker, Run says so and stops the others.
 func TestSocketClosedUnderUs(t *testing.T) {
 	testnet.Need(t)
-	s, err := Open(Options{Policy: mustPolicy(t, "", acceptAll), Queue: testQueue, Queues: 2, Flows: 8})
+	s, err := Open(Options{Policy: mustPolicy(t, "", acceptAll), Queue: testQueue, Queues: 2, Flows: 8, StreamMemory: streamMax})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,8 @@ func TestFloodLeavesEstablishedConnectionsKnown(t *testing.T) {
 			t.Log(network, "is as open as before")
 		}
 		after := b.f.status()
-		expect(t, before, after, counts{"tc pass rule": 0, "tc drop *": 0})
+		// Answers to beginnings that were pushed out are late, and the default's.
+		expect(t, before, after, counts{"tc pass rule": 0, "tc drop flow": 0, "tc drop rule": 0})
 		if n := after.since(before, "tc pass flow"); n < 12 {
 			t.Errorf("%d packets of known flows, want those of 6 exchanges", n)
 		}
