@@ -36,12 +36,16 @@ static __always_inline const __u64 *set(__u32 number)
 	return bpf_map_lookup_elem(&rule_sets, &number);
 }
 
-static __always_inline __u32 port_number(void *table, bool has_ports, __be16 port)
+static __always_inline __u32 table_number(void *table, __u32 i)
 {
-	__u32 i = has_ports ? bpf_ntohs(port) : MAX_PORT;
 	__u32 *number = bpf_map_lookup_elem(table, &i);
 
 	return number ? *number : 0;
+}
+
+static __always_inline __u32 port_number(void *table, bool has_ports, __be16 port)
+{
+	return table_number(table, has_ports ? bpf_ntohs(port) : MAX_PORT);
 }
 
 static __always_inline __u32 address_number(void *hosts, bool any_hosts, void *trie,
@@ -61,13 +65,6 @@ static __always_inline __u32 address_number(void *hosts, bool any_hosts, void *t
 static __always_inline __u32 source_number(const struct packet *p)
 {
 	return address_number(&hosts_src, any_hosts_src, &rules_src, p->src);
-}
-
-static __always_inline __u32 table_number(void *table, __u32 i)
-{
-	__u32 *number = bpf_map_lookup_elem(table, &i);
-
-	return number ? *number : 0;
 }
 
 // l4_number is the set of a packet's protocol, and of what the protocol has.

@@ -55,10 +55,7 @@ func (i *instance) hits() ([]RuleHits, error) {
 			return nil, fmt.Errorf("reading the counter of rule %d: %w", n, err)
 		}
 		h := RuleHits{Rule: r.Name, Line: r.Pos.Line, Action: r.Action.String()}
-		for _, cpu := range perCPU {
-			h.Packets += cpu.Packets
-			h.Bytes += cpu.Bytes
-		}
+		h.Packets, h.Bytes = sum(perCPU)
 		hits = append(hits, h)
 	}
 	return hits, nil

@@ -76,15 +76,21 @@ func readStats(m *ebpf.Map) (Stats, error) {
 			Verdict: verdictNames[i/uint32(len(reasonNames))%uint32(len(verdictNames))],
 			Hook:    hookNames[i/uint32(len(reasonNames)*len(verdictNames))],
 		}
-		for _, cpu := range perCPU {
-			c.Packets += cpu.Packets
-			c.Bytes += cpu.Bytes
-		}
+		c.Packets, c.Bytes = sum(perCPU)
 		if c.Packets != 0 {
 			stats = append(stats, c)
 		}
 	}
 	return stats, nil
+}
+
+// sum adds up what the CPUs have counted.
+func sum(perCPU []gen.FWCounter) (packets, bytes uint64) {
+	for _, cpu := range perCPU {
+		packets += cpu.Packets
+		bytes += cpu.Bytes
+	}
+	return packets, bytes
 }
 
 // ReadStats reads the counters that a running or killed process has pinned under

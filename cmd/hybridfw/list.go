@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -46,9 +45,7 @@ rule's text is the same.`,
 
 func printRules(w io.Writer, hits []loader.RuleHits, asJSON bool) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(hits)
+		return printJSON(w, hits)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "LINE\tRULE\tACTION\tPACKETS\tBYTES")

@@ -116,9 +116,7 @@ func (d *daemon) status() (Status, error) {
 
 func printStatus(w io.Writer, s Status, asJSON bool) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(s)
+		return printJSON(w, s)
 	}
 	if s.Running {
 		fmt.Fprintf(w, "running: process %d since %s, policy %s with %d rules\n\n",
@@ -144,6 +142,13 @@ func printStatus(w io.Writer, s Status, asJSON bool) error {
 		printUser(t, s.User.Counters)
 	}
 	return t.Flush()
+}
+
+// printJSON prints what a command shows for programs to read.
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 // printUser prints the verdicts of user space, then the reasons for them.
