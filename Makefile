@@ -22,7 +22,7 @@ KERNELS_DEPS := qemu-system-x86 xz-utils
 GO_FILES = $(shell git ls-files -co --exclude-standard '*.go')
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h')
 
-.PHONY: all build generate test test-plain test-corpus test-kernels race soak fuzz lint fmt check demo bench-pktbuf clean deps help
+.PHONY: all build generate test test-plain test-corpus test-kernels race soak fuzz lint fmt check demo bench-pktbuf bench-fastpath clean deps help
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,10 @@ demo: build ## show real packets taking both paths; needs root
 bench-pktbuf: ## compare pktbuf with the C library
 	@.ci/deps $(TEST_DEPS)
 	$(GO) test ./bench/pktbuf -run '^$$' -bench '^BenchmarkCompare$$' -benchtime 1x
+
+bench-fastpath: ## measure what the kernel half costs; as root
+	@[ "$$(id -u)" = 0 ] || { echo "the benchmark makes network namespaces: run it as root" >&2; exit 1; }
+	$(GO) test ./loader -run '^$$' -bench '^BenchmarkCost$$' -benchtime 1x
 
 clean: ## remove what was built and downloaded
 	rm -rf bin .cache

@@ -2,6 +2,7 @@
 // Classification: which rule a packet meets, by rule sets (see maps.h).
 #pragma once
 
+#include "addrs.h"
 #include "maps.h"
 #include "parse.h"
 #include <stdbool.h>
@@ -48,25 +49,6 @@ static __always_inline __u32 port_number(void *table, bool has_ports, __be16 por
 	return table_number(table, has_ports ? bpf_ntohs(port) : MAX_PORT);
 }
 
-static __always_inline __u32 address_number(void *hosts, bool any_hosts, void *trie,
-					    const __u8 addr[16])
-{
-	struct prefix_key key = {.prefixlen = 128};
-	__u32 *number = NULL;
-
-	__builtin_memcpy(key.addr, addr, 16);
-	if (any_hosts)
-		number = bpf_map_lookup_elem(hosts, key.addr);
-	if (!number)
-		number = bpf_map_lookup_elem(trie, &key);
-	return number ? *number : 0;
-}
-
-static __always_inline __u32 source_number(const struct packet *p)
-{
-	return address_number(&hosts_src, any_hosts_src, &rules_src, p->src);
-}
-
 // l4_number is the set of a packet's protocol, and of what the protocol has.
 static __always_inline __u32 l4_number(const struct packet *p)
 {
@@ -89,12 +71,13 @@ static __always_inline __u32 ip_number(const struct packet *p)
 	return ip_sets[i];
 }
 
-// find_sets looks up the sets of a packet whose source is looked up already.
-static __always_inline bool find_sets(const struct packet *p, __u32 source, struct sets *s)
+// find_sets looks up the sets of a packet, given those of its addresses.
+static __always_inline bool find_sets(const struct packet *p, __u32 source, __u32 target,
+				      struct sets *s)
 {
 	s->l4 = set(l4_number(p));
 	s->src = set(source);
-	s->dst = set(address_number(&hosts_dst, any_hosts_dst, &rules_dst, p->dst));
+	s->dst = set(target);
 	s->dport = any_dport ? set(port_number(&rules_dport, p->has_ports, p->dport)) : s->l4;
 	s->sport = any_sport ? set(port_number(&rules_sport, p->has_ports, p->sport)) : s->l4;
 	s->ip = any_ip ? set(ip_number(p)) : s->l4;
@@ -108,16 +91,17 @@ enum {
 };
 
 // first_match is the index of the first rule that is in all sets and in that of
-// the zones, or RULE_NONE. With ANY_ZONE as the zone out it is the first rule that
-// matches for some zone out: the first match, if it asks for no zone out.
-static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to)
+// the zones, or RULE_NONE; word is that of the sets in which to begin. With
+// ANY_ZONE as the zone out it is the first rule that matches for some zone out: the
+// first match, if it asks for no zone out.
+static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to, __u32 word)
 {
 	__u32 class = to == ANY_ZONE ? zone_classes_to - 1 : zone_to[to & 0xff];
 	const __u64 *zone = set(zone_sets + zone_from[from] * zone_classes_to + class);
 
 	if (!zone)
 		return RULE_NONE; // cannot be: each pair has its set
-	for (__u32 w = 0; w < MAX_WORDS && w < rule_words; w++) {
+	for (__u32 w = word; w < MAX_WORDS && w < rule_words; w++) {
 		__u64 all = zone[w] & s->l4[w] & s->src[w] & s->dst[w];
 
 		if (any_dport)

@@ -262,3 +262,26 @@ static __always_inline void fragment_of(const struct packet *p, struct fragment_
 	// fragment only; there the identifier alone must do (RFC 8200 4.5).
 	key->proto = p->family == 4 ? p->proto : 0;
 }
+
+// first_fragment is what became of the first fragment of a datagram: enum action.
+// Global, like remember_fragment, for its stack.
+__noinline int first_fragment(struct packet *p)
+{
+	struct fragment_key key;
+
+	if (!p)
+		return ACTION_NONE;
+	fragment_of(p, &key);
+	__u8 *action = bpf_map_lookup_elem(&fragments, &key);
+	return action ? *action : ACTION_NONE;
+}
+
+__noinline int remember_fragment(struct packet *p, __u8 action)
+{
+	struct fragment_key key;
+
+	if (!p)
+		return -1; // cannot be
+	fragment_of(p, &key);
+	return bpf_map_update_elem(&fragments, &key, &action, BPF_ANY);
+}

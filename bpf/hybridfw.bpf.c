@@ -100,27 +100,20 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 	return judged(VERDICT_PASS, reason);
 }
 
-static __always_inline struct judgement judge_later_fragment(const struct packet *p)
+static __always_inline struct judgement judge_later_fragment(struct packet *p)
 {
-	struct fragment_key key;
+	int action = first_fragment(p);
 
-	fragment_of(p, &key);
-	__u8 *action = bpf_map_lookup_elem(&fragments, &key);
 	// Without its first fragment nobody knows what it belongs to.
-	return by_action(action ? *action : ACTION_DROP, REASON_FRAGMENT);
+	return by_action(action == ACTION_NONE ? ACTION_DROP : action, REASON_FRAGMENT);
 }
 
-static __always_inline struct judgement remember_fragment(const struct packet *p,
-							  struct judgement j)
+static __always_inline struct judgement note_fragment(struct packet *p, struct judgement j)
 {
-	struct fragment_key key;
 	// The rest of a queued datagram is harmless without its first fragment.
 	__u8 action = j.verdict == VERDICT_DROP ? ACTION_DROP : ACTION_ACCEPT;
 
-	fragment_of(p, &key);
-	if (bpf_map_update_elem(&fragments, &key, &action, BPF_ANY))
-		return judged(VERDICT_DROP, REASON_FLOWS_FULL);
-	return j;
+	return remember_fragment(p, action) ? judged(VERDICT_DROP, REASON_FLOWS_FULL) : j;
 }
 
 // A global function is verified once, by itself, not at each call.
@@ -274,7 +267,7 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 			bpf_map_delete_elem(&half_open, &id.key);
 		}
 	}
-	return p->fragment ? remember_fragment(p, j) : j;
+	return p->fragment ? note_fragment(p, j) : j;
 }
 
 // follow lets a flow that was judged when it came in leave, under whatever
@@ -355,7 +348,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 	} else {
 		j = judge_new(skb, p, &id, way, half ? NULL : f, now);
 	}
-	return p->fragment ? remember_fragment(p, j) : j;
+	return p->fragment ? note_fragment(p, j) : j;
 }
 
 static __always_inline void set_mark(struct __sk_buff *skb, __u16 field)
@@ -419,9 +412,9 @@ static __always_inline struct judgement judge_early(struct packet *p, __u32 ifin
 			return judged(VERDICT_PASS, REASON_NEXT);
 	}
 	if (!(source & SET_EARLY) || is_icmp_error(p) || is_vital_icmp(p) ||
-	    !find_sets(p, source, &s))
+	    !find_sets(p, source, target_number(p), &s))
 		return judged(VERDICT_PASS, REASON_NEXT);
-	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE);
+	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE, 0);
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
 	    rule_at(n)->action == ACTION_DROP &&
 	    (!any_limit || !rule_at(n)->limit || is_over(p, n, false))) {

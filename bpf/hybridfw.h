@@ -28,6 +28,22 @@ enum limits {
 	RULE_NONE = 0xffff,	 // no rule: a default or a built-in decided
 };
 
+// Of the tables of addresses.
+enum addresses {
+	RANGE_TREE = -0x7fffffff - 1, // flag: of a root, not a number
+	RANGE_DEPTH = 28,	      // bits of a root behind which its depth stands
+	RANGE_DEPTHS = 7,
+	RANGE_LINE = (1 << RANGE_DEPTH) - 1, // bits of a root: its line
+	NODE_KEYS = 14,
+	LEAF_KEYS = 7,
+	HOSTS4 = 7,
+	HOSTS6 = 3,
+	HOST_LINES = 4, // for one hash value at most
+};
+
+#define NO_HOST	    0xffffffff
+#define HASH_FACTOR 0x9e3779b97f4a7c15 // 2^64 by the golden ratio
+
 enum zone_id {
 	ZONE_NONE = 0,	 // an interface outside every zone
 	ZONE_HOST = 255, // the host itself
@@ -136,16 +152,49 @@ struct fragment_key {
 };
 _Static_assert(sizeof(struct fragment_key) == 40, "fragment_key");
 
-struct prefix_key {
-	__u32 prefixlen; // of addr
-	__u8 addr[16];	 // IPv4 as ::ffff:a.b.c.d
+// A line of the tables of addresses, in one cache line; see addrs.h. Numbers are
+// those of sets, in the sources' tables with SET_EARLY.
+struct line {
+	union {
+		// A node of a tree of ranges, by a word of their addresses. Child i
+		// has those from keys[i - 1] on.
+		struct {
+			__u32 keys[14]; // ascending; behind the last one the highest word
+			__u32 first;	// child, a line; the others follow it
+			__u32 last;	// child, counted from the first
+		} node;
+		// A leaf: from keys[i - 1] on it is numbers[i].
+		struct {
+			__u32 keys[7];
+			__u32 numbers[8]; // or the root of a tree for the next word
+			__u32 pad;
+		} leaf;
+		// Single addresses, all of one hash value. The free ones have NO_HOST.
+		struct {
+			__be32 addr[7];
+			__u32 number[7];
+			__u32 more; // the next line has some, too
+			__u32 pad;
+		} hosts4;
+		struct {
+			__be64 addr[3][2];
+			__u32 number[3];
+			__u32 more;
+		} hosts6;
+	};
 };
-_Static_assert(sizeof(struct prefix_key) == 20, "prefix_key");
+_Static_assert(sizeof(struct line) == 64, "line");
 
-struct address {
-	__u8 addr[16]; // IPv4 as ::ffff:a.b.c.d
+// Where the tables of one address field begin.
+struct address_table {
+	__u32 root4;  // of the tree for the only word of IPv4
+	__u32 root6;  // of the tree for the first word
+	__u32 hosts4; // line of hash value 0
+	__u32 hosts6;
+	__u8 bits4; // of hash values; 0: no table
+	__u8 bits6;
+	__u8 pad[2];
 };
-_Static_assert(sizeof(struct address) == 16, "address");
 
 struct counter {
 	__u64 packets; // segments of a super-packet each count

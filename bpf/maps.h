@@ -38,7 +38,7 @@ const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
 const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_limit;		   // some rule has a limit
-const volatile bool any_hosts_src, any_hosts_dst, any_sport, any_dport;
+const volatile bool any_sport, any_dport;
 const volatile bool any_icmp, any_ip, any_vlan;
 const volatile __u32 ip_sets[MAX_IP]; // by code point (DSCP) and IP_FRAGMENT
 
@@ -81,41 +81,16 @@ struct {
 	__type(value, __u32);
 } rules_icmp SEC(".maps");
 
-// Sets by address. Single addresses are looked up first; a prefix holds the
-// rules of all prefixes around it too, an address those of its prefixes, so that
-// one answer is the whole answer. Both tries have ::/0. In the sources' tables
-// SET_EARLY tells that fw_xdp has something to find.
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct address);
-	__type(value, __u32);
-} hosts_src SEC(".maps");
+// The tables of addresses.
+const volatile struct address_table sources, targets;
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct address);
-	__type(value, __u32);
-} hosts_dst SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, __u32);
-} rules_src SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix_key);
-	__type(value, __u32);
-} rules_dst SEC(".maps");
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct line);
+} lines SEC(".maps");
 
 // Guarded interfaces: ifindex to zone.
 struct {
@@ -188,5 +163,6 @@ struct {
 
 // A type that only inlined code uses is lost from BTF, and so from the Go
 // bindings, unless something names it.
+const enum addresses *unused_addresses __attribute__((unused));
 const enum limits *unused_limits __attribute__((unused));
 const enum flow_state *unused_flow_state __attribute__((unused));

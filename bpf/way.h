@@ -10,8 +10,10 @@
 struct way {
 	__u8 from;
 	__u8 to;
-	__u32 in;    // ifindex to ask the route from; 0: the zone out is known
-	__u32 after; // number + 1 of the set of the rules that count; 0: all
+	__u32 in;     // ifindex to ask the route from; 0: the zone out is known
+	__u32 after;  // number + 1 of the set of the rules that count; 0: all
+	__u32 source; // numbers of the addresses' sets
+	__u32 target;
 };
 
 static __always_inline __u8 default_action(struct way way)
@@ -31,21 +33,22 @@ __noinline int find_rule(struct __sk_buff *skb, struct packet *p, struct way *wa
 
 	if (!p || !way)
 		return RULE_NONE; // cannot be
-	if (!find_sets(p, source_number(p), &s))
+	if (!find_sets(p, way->source, way->target, &s))
 		return RULE_NONE; // cannot be: every number has its set
 	if (any_limit && way->after)
 		s.after = set(way->after - 1);
 	if (!s.after)
 		return RULE_NONE; // cannot be
 	if (!way->in)
-		return first_match(&s, way->from, way->to);
-	n = first_match(&s, way->from, ANY_ZONE);
+		return first_match(&s, way->from, way->to, 0);
+	n = first_match(&s, way->from, ANY_ZONE, 0);
 	if (n >= MAX_RULES) {
 		if (default_input != default_forward)
 			way->to = zone_out(skb, p, way->in);
 	} else if (!rule_at(n)->any_zone) {
 		way->to = zone_out(skb, p, way->in);
-		n = first_match(&s, way->from, way->to);
+		// None before it matches any zone out.
+		n = first_match(&s, way->from, way->to, n / 64);
 	}
 	return n;
 }
@@ -55,6 +58,9 @@ __noinline int find_rule(struct __sk_buff *skb, struct packet *p, struct way *wa
 static __always_inline __u64 find_limited(struct __sk_buff *skb, struct packet *p, struct way *way,
 					  bool take, bool *over)
 {
+	// Here, not in find_rule, for the stack.
+	way->source = source_number(p);
+	way->target = target_number(p);
 	__u64 n = find_rule(skb, p, way);
 
 	*over = false;

@@ -22,10 +22,30 @@ const (
 	FWActionACTION_INSPECT FWAction = 3
 )
 
-type FWAddress struct {
-	_    structs.HostLayout
-	Addr [16]uint8
+type FWAddressTable struct {
+	_      structs.HostLayout
+	Root4  uint32
+	Root6  uint32
+	Hosts4 uint32
+	Hosts6 uint32
+	Bits4  uint8
+	Bits6  uint8
+	Pad    [2]uint8
 }
+
+type FWAddresses int32
+
+const (
+	FWAddressesRANGE_TREE   FWAddresses = -2147483648
+	FWAddressesRANGE_DEPTH  FWAddresses = 28
+	FWAddressesRANGE_DEPTHS FWAddresses = 7
+	FWAddressesRANGE_LINE   FWAddresses = 268435455
+	FWAddressesNODE_KEYS    FWAddresses = 14
+	FWAddressesLEAF_KEYS    FWAddresses = 7
+	FWAddressesHOSTS4       FWAddresses = 7
+	FWAddressesHOSTS6       FWAddresses = 3
+	FWAddressesHOST_LINES   FWAddresses = 4
+)
 
 type FWCounter struct {
 	_       structs.HostLayout
@@ -143,12 +163,6 @@ const (
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
-type FWPrefixKey struct {
-	_         structs.HostLayout
-	Prefixlen uint32
-	Addr      [16]uint8
-}
-
 type FWReason uint32
 
 const (
@@ -199,15 +213,12 @@ const (
 	FWMapFlows           = "flows"
 	FWMapFragments       = "fragments"
 	FWMapHalfOpen        = "half_open"
-	FWMapHostsDst        = "hosts_dst"
-	FWMapHostsSrc        = "hosts_src"
+	FWMapLines           = "lines"
 	FWMapRuleCounters    = "rule_counters"
 	FWMapRuleSets        = "rule_sets"
 	FWMapRulesDport      = "rules_dport"
-	FWMapRulesDst        = "rules_dst"
 	FWMapRulesIcmp       = "rules_icmp"
 	FWMapRulesSport      = "rules_sport"
-	FWMapRulesSrc        = "rules_src"
 	FWMapRulesVlan       = "rules_vlan"
 	FWMapZones           = "zones"
 	FWProgFwDecide       = "fw_decide"
@@ -217,8 +228,6 @@ const (
 	FWVarAnyBare         = "any_bare"
 	FWVarAnyDport        = "any_dport"
 	FWVarAnyEarly        = "any_early"
-	FWVarAnyHostsDst     = "any_hosts_dst"
-	FWVarAnyHostsSrc     = "any_hosts_src"
 	FWVarAnyIcmp         = "any_icmp"
 	FWVarAnyInspect      = "any_inspect"
 	FWVarAnyIp           = "any_ip"
@@ -240,7 +249,10 @@ const (
 	FWVarRateLimits      = "rate_limits"
 	FWVarRuleWords       = "rule_words"
 	FWVarRules           = "rules"
+	FWVarSources         = "sources"
+	FWVarTargets         = "targets"
 	FWVarTimeouts        = "timeouts"
+	FWVarUnusedAddresses = "unused_addresses"
 	FWVarUnusedFlowState = "unused_flow_state"
 	FWVarUnusedLimits    = "unused_limits"
 	FWVarZoneClassesTo   = "zone_classes_to"
@@ -307,15 +319,12 @@ type FWMapSpecs struct {
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	HalfOpen     *ebpf.MapSpec `ebpf:"half_open"`
-	HostsDst     *ebpf.MapSpec `ebpf:"hosts_dst"`
-	HostsSrc     *ebpf.MapSpec `ebpf:"hosts_src"`
+	Lines        *ebpf.MapSpec `ebpf:"lines"`
 	RuleCounters *ebpf.MapSpec `ebpf:"rule_counters"`
 	RuleSets     *ebpf.MapSpec `ebpf:"rule_sets"`
 	RulesDport   *ebpf.MapSpec `ebpf:"rules_dport"`
-	RulesDst     *ebpf.MapSpec `ebpf:"rules_dst"`
 	RulesIcmp    *ebpf.MapSpec `ebpf:"rules_icmp"`
 	RulesSport   *ebpf.MapSpec `ebpf:"rules_sport"`
-	RulesSrc     *ebpf.MapSpec `ebpf:"rules_src"`
 	RulesVlan    *ebpf.MapSpec `ebpf:"rules_vlan"`
 	Zones        *ebpf.MapSpec `ebpf:"zones"`
 }
@@ -327,8 +336,6 @@ type FWVariableSpecs struct {
 	AnyBare         *ebpf.VariableSpec `ebpf:"any_bare"`
 	AnyDport        *ebpf.VariableSpec `ebpf:"any_dport"`
 	AnyEarly        *ebpf.VariableSpec `ebpf:"any_early"`
-	AnyHostsDst     *ebpf.VariableSpec `ebpf:"any_hosts_dst"`
-	AnyHostsSrc     *ebpf.VariableSpec `ebpf:"any_hosts_src"`
 	AnyIcmp         *ebpf.VariableSpec `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
 	AnyIp           *ebpf.VariableSpec `ebpf:"any_ip"`
@@ -350,7 +357,10 @@ type FWVariableSpecs struct {
 	RateLimits      *ebpf.VariableSpec `ebpf:"rate_limits"`
 	RuleWords       *ebpf.VariableSpec `ebpf:"rule_words"`
 	Rules           *ebpf.VariableSpec `ebpf:"rules"`
+	Sources         *ebpf.VariableSpec `ebpf:"sources"`
+	Targets         *ebpf.VariableSpec `ebpf:"targets"`
 	Timeouts        *ebpf.VariableSpec `ebpf:"timeouts"`
+	UnusedAddresses *ebpf.VariableSpec `ebpf:"unused_addresses"`
 	UnusedFlowState *ebpf.VariableSpec `ebpf:"unused_flow_state"`
 	UnusedLimits    *ebpf.VariableSpec `ebpf:"unused_limits"`
 	ZoneClassesTo   *ebpf.VariableSpec `ebpf:"zone_classes_to"`
@@ -385,15 +395,12 @@ type FWMaps struct {
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	HalfOpen     *ebpf.Map `ebpf:"half_open"`
-	HostsDst     *ebpf.Map `ebpf:"hosts_dst"`
-	HostsSrc     *ebpf.Map `ebpf:"hosts_src"`
+	Lines        *ebpf.Map `ebpf:"lines"`
 	RuleCounters *ebpf.Map `ebpf:"rule_counters"`
 	RuleSets     *ebpf.Map `ebpf:"rule_sets"`
 	RulesDport   *ebpf.Map `ebpf:"rules_dport"`
-	RulesDst     *ebpf.Map `ebpf:"rules_dst"`
 	RulesIcmp    *ebpf.Map `ebpf:"rules_icmp"`
 	RulesSport   *ebpf.Map `ebpf:"rules_sport"`
-	RulesSrc     *ebpf.Map `ebpf:"rules_src"`
 	RulesVlan    *ebpf.Map `ebpf:"rules_vlan"`
 	Zones        *ebpf.Map `ebpf:"zones"`
 }
@@ -406,15 +413,12 @@ func (m *FWMaps) Close() error {
 		m.Flows,
 		m.Fragments,
 		m.HalfOpen,
-		m.HostsDst,
-		m.HostsSrc,
+		m.Lines,
 		m.RuleCounters,
 		m.RuleSets,
 		m.RulesDport,
-		m.RulesDst,
 		m.RulesIcmp,
 		m.RulesSport,
-		m.RulesSrc,
 		m.RulesVlan,
 		m.Zones,
 	)
@@ -427,8 +431,6 @@ type FWVariables struct {
 	AnyBare         *ebpf.Variable `ebpf:"any_bare"`
 	AnyDport        *ebpf.Variable `ebpf:"any_dport"`
 	AnyEarly        *ebpf.Variable `ebpf:"any_early"`
-	AnyHostsDst     *ebpf.Variable `ebpf:"any_hosts_dst"`
-	AnyHostsSrc     *ebpf.Variable `ebpf:"any_hosts_src"`
 	AnyIcmp         *ebpf.Variable `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
 	AnyIp           *ebpf.Variable `ebpf:"any_ip"`
@@ -450,7 +452,10 @@ type FWVariables struct {
 	RateLimits      *ebpf.Variable `ebpf:"rate_limits"`
 	RuleWords       *ebpf.Variable `ebpf:"rule_words"`
 	Rules           *ebpf.Variable `ebpf:"rules"`
+	Sources         *ebpf.Variable `ebpf:"sources"`
+	Targets         *ebpf.Variable `ebpf:"targets"`
 	Timeouts        *ebpf.Variable `ebpf:"timeouts"`
+	UnusedAddresses *ebpf.Variable `ebpf:"unused_addresses"`
 	UnusedFlowState *ebpf.Variable `ebpf:"unused_flow_state"`
 	UnusedLimits    *ebpf.Variable `ebpf:"unused_limits"`
 	ZoneClassesTo   *ebpf.Variable `ebpf:"zone_classes_to"`

@@ -9,12 +9,11 @@ import (
 )
 
 // addrTable gives the number of the set of rules that match an address: that of
-// the address itself where it is there, else that of its longest prefix. IPv4 is
-// in its IPv4-mapped form. Prefixes that say the same as the one around them are
-// left out.
+// the address itself where it is there, else that of its longest prefix. Prefixes
+// that say the same as the one around them are left out.
 type addrTable struct {
 	hosts    []addrSet // single addresses
-	prefixes []addrSet
+	prefixes []addrSet // each behind all those around it
 }
 
 type addrSet struct {
@@ -29,8 +28,7 @@ func (p *setPool) addrs(rules []policy.Rule, field func(*policy.Rule) *policy.Ad
 	names := newSetPool(len(rules))
 	any := names.number(names.where(rules, func(r *policy.Rule) bool { return field(r).Any() }))
 	not := names.where(rules, func(r *policy.Rule) bool { return field(r).Not && !field(r).Any() })
-	// Both roots are always there, so that every address finds an answer, and
-	// no IPv4 address finds that of an IPv6 prefix around the mapped range.
+	// Both roots are always there, so that every address finds an answer.
 	own := []addrSet{
 		{netip.PrefixFrom(netip.IPv4Unspecified(), 0), any},
 		{netip.PrefixFrom(netip.IPv6Unspecified(), 0), any},
@@ -94,19 +92,11 @@ func (p *setPool) inherit(own []addrSet) addrTable {
 			}
 		}
 		if s.prefix.IsSingleIP() {
-			t.hosts = append(t.hosts, addrSet{mapped(s.prefix), s.set})
+			t.hosts = append(t.hosts, s)
 			continue // nothing is inside it
 		}
 		around = append(around, s)
-		t.prefixes = append(t.prefixes, addrSet{mapped(s.prefix), s.set})
+		t.prefixes = append(t.prefixes, s)
 	}
 	return t
-}
-
-// mapped is an IPv4 prefix in its IPv4-mapped form; IPv6 prefixes stay.
-func mapped(p netip.Prefix) netip.Prefix {
-	if !p.Addr().Is4() {
-		return p
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(p.Addr().As16()), p.Bits()+96)
 }

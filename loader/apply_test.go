@@ -66,7 +66,7 @@ rules:
 func (i *instance) memory(tb testing.TB) (mib float64) {
 	tb.Helper()
 	for _, m := range []*ebpf.Map{i.objs.RuleSets, i.objs.RulesSport, i.objs.RulesDport,
-		i.objs.HostsSrc, i.objs.HostsDst, i.objs.RulesSrc, i.objs.RulesDst} {
+		i.objs.Lines} {
 		info, err := m.Info()
 		if err != nil {
 			tb.Fatal(err)

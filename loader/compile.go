@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hybridfw/hybridfw/gen"
 	"github.com/hybridfw/hybridfw/policy"
 )
 
@@ -36,11 +37,13 @@ type Tables struct {
 
 	proto        [256]uint32 // sets; for all protocols but TCP
 	flags        [maxFlags]uint32
-	sport, dport []uint32 // sets, noPorts + 1 of them; nil where no rule looks
-	src, dst     addrTable
+	sport, dport []uint32       // sets, noPorts + 1 of them; nil where no rule looks
 	icmp         []uint32       // sets; nil where no rule looks
 	vlan         []uint32       // as icmp
 	ip           *[maxIP]uint32 // as icmp
+
+	addrs            addrLines
+	sources, targets gen.FWAddressTable
 
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
@@ -93,13 +96,30 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	t.vlan = t.sets.vlans(p.Rules)
 	t.sport = t.sets.ranges(p.Rules, noPorts, func(r *policy.Rule) []policy.PortRange { return r.Sport })
 	t.dport = t.sets.ranges(p.Rules, noPorts, func(r *policy.Rule) []policy.PortRange { return r.Dport })
-	t.src = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
-	t.dst = t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
+	src := t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
+	dst := t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
 	if t.sets.full {
 		return nil, fmt.Errorf("%s: its %d rules tell too many kinds of packets apart, more than %d: let fewer rules name lists or ranges that overlap in part, or write fewer rules",
 			p.File, len(p.Rules), maxSetBytes/(8*t.sets.words))
 	}
+	t.sources = t.addrs.table(src, t.earlySets())
+	t.targets = t.addrs.table(dst, nil)
 	return t, nil
+}
+
+// earlySets tells for each set whether it holds a rule that fw_xdp may apply.
+func (t *Tables) earlySets() []bool {
+	rules := t.sets.empty()
+	for i, r := range t.rules {
+		if r.early() {
+			rules.add(i)
+		}
+	}
+	early := make([]bool, t.sets.len())
+	for i, s := range t.sets.sets {
+		early[i] = slices.ContainsFunc(intersect(s, rules), func(w uint64) bool { return w != 0 })
+	}
+	return early
 }
 
 func compileRule(r *policy.Rule) tableRule {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -56,8 +55,8 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarAnyLimit:      len(t.limits) > 0,
 		gen.FWVarRateLimits:    t.encodeLimits(),
 		gen.FWVarTimeouts:      t.encodeTimeouts(),
-		gen.FWVarAnyHostsSrc:   len(t.src.hosts) > 0,
-		gen.FWVarAnyHostsDst:   len(t.dst.hosts) > 0,
+		gen.FWVarSources:       t.sources,
+		gen.FWVarTargets:       t.targets,
 		gen.FWVarAnySport:      t.sport != nil,
 		gen.FWVarAnyIcmp:       t.icmp != nil,
 		gen.FWVarAnyIp:         t.ip != nil,
@@ -151,10 +150,7 @@ func (t *Tables) sizeMaps(spec *ebpf.CollectionSpec) {
 	sets.Value = nil // it is of another size than the C type
 	for name, n := range map[string]int{
 		gen.FWMapRuleCounters: len(t.rules),
-		gen.FWMapHostsSrc:     len(t.src.hosts),
-		gen.FWMapHostsDst:     len(t.dst.hosts),
-		gen.FWMapRulesSrc:     len(t.src.prefixes),
-		gen.FWMapRulesDst:     len(t.dst.prefixes),
+		gen.FWMapLines:        len(t.addrs.lines),
 	} {
 		spec.Maps[name].MaxEntries = uint32(max(1, n))
 	}
@@ -169,30 +165,13 @@ func (t *Tables) sizeMaps(spec *ebpf.CollectionSpec) {
 
 // fillMaps writes the large tables.
 func (t *Tables) fillMaps(m *gen.FWMaps) error {
-	early := t.earlySets()
 	return errors.Join(
 		fillSets(m.RuleSets, t.sets.sets),
 		fill(m.RulesSport, count(len(t.sport)), t.sport),
 		fill(m.RulesDport, count(len(t.dport)), t.dport),
 		fill(m.RulesIcmp, count(len(t.icmp)), t.icmp),
 		fill(m.RulesVlan, count(len(t.vlan)), t.vlan),
-		fillAddrs(m.HostsSrc, m.RulesSrc, t.src, early),
-		fillAddrs(m.HostsDst, m.RulesDst, t.dst, nil))
-}
-
-// earlySets tells for each set whether it holds a rule that fw_xdp may apply.
-func (t *Tables) earlySets() []bool {
-	rules := t.sets.empty()
-	for i, r := range t.rules {
-		if r.early() {
-			rules.add(i)
-		}
-	}
-	early := make([]bool, t.sets.len())
-	for i, s := range t.sets.sets {
-		early[i] = slices.ContainsFunc(intersect(s, rules), func(w uint64) bool { return w != 0 })
-	}
-	return early
+		t.addrs.write(m.Lines))
 }
 
 // fillSets writes one by one: the library takes batches of values whose size is
@@ -226,26 +205,6 @@ func fill[K, V any](m *ebpf.Map, keys []K, values []V) error {
 		return fmt.Errorf("filling %v: %w", m, err)
 	}
 	return nil
-}
-
-// fillAddrs writes the table of one address field. early may be nil.
-func fillAddrs(hosts, prefixes *ebpf.Map, t addrTable, early []bool) error {
-	number := func(s addrSet) uint32 {
-		if early != nil && early[s.set] {
-			return s.set | uint32(gen.FWLimitsSET_EARLY)
-		}
-		return s.set
-	}
-	hostKeys, hostSets := make([]gen.FWAddress, len(t.hosts)), make([]uint32, len(t.hosts))
-	for i, s := range t.hosts {
-		hostKeys[i], hostSets[i] = gen.FWAddress{Addr: s.prefix.Addr().As16()}, number(s)
-	}
-	keys, sets := make([]gen.FWPrefixKey, len(t.prefixes)), make([]uint32, len(t.prefixes))
-	for i, s := range t.prefixes {
-		keys[i] = gen.FWPrefixKey{Prefixlen: uint32(s.prefix.Bits()), Addr: s.prefix.Addr().As16()}
-		sets[i] = number(s)
-	}
-	return errors.Join(fill(hosts, hostKeys, hostSets), fill(prefixes, keys, sets))
 }
 
 // encodeFlow gives the key of a flow's entry, and which of its endpoints is the

@@ -120,12 +120,6 @@ func (p packet) with(payload int) packet {
 	return p
 }
 
-// from is the packet from another source.
-func (p packet) from(src netip.Addr) packet {
-	p.src = src
-	return p
-}
-
 func (p packet) reply() packet {
 	p.src, p.dst, p.sport, p.dport = p.dst, p.src, p.dport, p.sport
 	return p
