@@ -34,15 +34,17 @@ static __always_inline struct judgement by_action(__u8 action, __u8 reason)
 // uncertain says what a packet of an inspected flow needs: only what carries
 // payload can decide it, and replies only where the rule changes them. The
 // payload of a first fragment may stand in the later ones, which follow it.
-static __always_inline struct judgement uncertain(const struct packet *p, const struct flow *f,
+static __always_inline struct judgement uncertain(struct packet *p, const struct flow *f,
 						  __u8 sender, __u8 reason)
 {
 	if ((p->payload_len == 0 && !p->fragment) || (sender != f->origin && !f->replies))
 		return judged(VERDICT_PASS, REASON_UNDECIDED);
+	if ((limit_queue || queue_limit.interval) && is_queue_over(p, sender != f->origin))
+		return by_action(on_overload, REASON_OVERLOAD);
 	return (struct judgement){VERDICT_QUEUE, reason, f->mark};
 }
 
-static __always_inline struct judgement judge_flow(const struct packet *p, const struct flow *f,
+static __always_inline struct judgement judge_flow(struct packet *p, const struct flow *f,
 						   __u8 sender)
 {
 	if (f->action == ACTION_INSPECT)

@@ -16,16 +16,17 @@ enum limits {
 	MAX_PORT = 65536,    // index of "no ports" in the port tables
 	MAX_FLAGS = 256,     // index of "no TCP flags" in the flag table
 	MAX_VLAN = 4096,     // ids of a tag; 0: no tag
-	VLAN_UNKNOWN = MAX_VLAN, // index of "nobody can tell" in the VLAN table
-	IP_FRAGMENT = 64,	 // flag beside a code point: of a fragmented datagram
-	MAX_IP = 128,		 // code points with and without it
-	ICMP_SETS = 65536,	 // types and codes of ICMP, before those of ICMPv6
-	MAX_EXT_HEADERS = 8,	 // IPv6 extension headers walked
-	MAX_VLAN_TAGS = 2,	 // tags walked in the frame
-	IN_UNKNOWN = 0x7fffffff, // in flow.in: nobody knows; no ifindex
-	MAX_LIMITS = 256,	 // rules with a limit
-	LIMITS_TRIED = 16,	 // that one packet may be over before it is dropped
-	RULE_NONE = 0xffff,	 // no rule: a default or a built-in decided
+	VLAN_UNKNOWN = MAX_VLAN,  // index of "nobody can tell" in the VLAN table
+	IP_FRAGMENT = 64,	  // flag beside a code point: of a fragmented datagram
+	MAX_IP = 128,		  // code points with and without it
+	ICMP_SETS = 65536,	  // types and codes of ICMP, before those of ICMPv6
+	MAX_EXT_HEADERS = 8,	  // IPv6 extension headers walked
+	MAX_VLAN_TAGS = 2,	  // tags walked in the frame
+	IN_UNKNOWN = 0x7fffffff,  // in flow.in: nobody knows; no ifindex
+	MAX_LIMITS = 256,	  // rules with a limit
+	LIMITS_TRIED = 16,	  // that one packet may be over before it is dropped
+	LIMIT_QUEUE = MAX_LIMITS, // index of the queue's limit for a source in rate_limits
+	RULE_NONE = 0xffff,	  // no rule: a default or a built-in decided
 };
 
 // Of the tables of addresses.
@@ -92,6 +93,7 @@ enum reason {
 	REASON_FORWARDED,  // leaving: was judged when it came in
 	REASON_NEXT,	   // XDP: left to tc
 	REASON_FLOWS_FULL, // the flow table took no entry
+	REASON_OVERLOAD,   // over a limit of the queue: failure.overload
 	REASON_COUNT,
 };
 
@@ -233,7 +235,7 @@ enum limit_per {
 
 struct limit_key {
 	__u8 addr[16]; // under the mask; 0 with LIMIT_PER_ALL
-	__u32 rule;
+	__u32 limit;   // index into rate_limits
 };
 _Static_assert(sizeof(struct limit_key) == 20, "limit_key");
 

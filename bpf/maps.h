@@ -15,9 +15,11 @@ const volatile enum action default_forward;
 const volatile enum action default_output;
 const volatile enum action on_malformed;
 const volatile enum action on_midstream;
+const volatile enum action on_overload;
 const volatile struct rule rules[MAX_RULES];
-const volatile struct limit rate_limits[MAX_LIMITS];
-const volatile __u32 generation; // of the policy; each that replaces another has the next
+const volatile struct limit rate_limits[MAX_LIMITS + 1];
+const volatile struct limit queue_limit; // of all packets together; interval 0: none
+const volatile __u32 generation;	 // of the policy; each that replaces another has the next
 // By mark field: the first generation in which it stood for the rule that it
 // stands for now; 0 where it stands for none.
 const volatile __u32 mark_since[MAX_MARKS];
@@ -38,6 +40,7 @@ const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
 const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_limit;		   // some rule has a limit
+const volatile bool limit_queue;	   // rate_limits[LIMIT_QUEUE] holds
 const volatile bool any_sport, any_dport;
 const volatile bool any_icmp, any_ip, any_vlan;
 const volatile __u32 ip_sets[MAX_IP]; // by code point (DSCP) and IP_FRAGMENT
@@ -160,6 +163,9 @@ struct {
 	__type(key, struct limit_key);
 	__type(value, __u64);
 } buckets SEC(".maps");
+
+// The bucket of queue_limit: the moment at which it will be full.
+__u64 queue_full;
 
 // A type that only inlined code uses is lost from BTF, and so from the Go
 // bindings, unless something names it.

@@ -28,21 +28,6 @@ static __always_inline bool has_meaning(__u32 mark, __u32 then)
 	return since && (__s32)(then - since) >= 0;
 }
 
-// turn makes a reply of a packet, or a packet of a reply.
-static __always_inline void turn(struct packet *p)
-{
-	__u32 *src = (__u32 *)p->src, *dst = (__u32 *)p->dst;
-	__be16 port = p->sport;
-
-	for (int i = 0; i < 4; i++) {
-		__u32 word = src[i];
-		src[i] = dst[i];
-		dst[i] = word;
-	}
-	p->sport = p->dport;
-	p->dport = port;
-}
-
 // first_packet makes a packet of the flow, turned into its originator's direction,
 // look like the one that began it, which is what rules judge a flow by.
 static __always_inline void first_packet(struct packet *p)

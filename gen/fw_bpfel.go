@@ -135,9 +135,9 @@ type FWLimit struct {
 }
 
 type FWLimitKey struct {
-	_    structs.HostLayout
-	Addr [16]uint8
-	Rule uint32
+	_     structs.HostLayout
+	Addr  [16]uint8
+	Limit uint32
 }
 
 type FWLimits uint32
@@ -160,6 +160,7 @@ const (
 	FWLimitsIN_UNKNOWN      FWLimits = 2147483647
 	FWLimitsMAX_LIMITS      FWLimits = 256
 	FWLimitsLIMITS_TRIED    FWLimits = 16
+	FWLimitsLIMIT_QUEUE     FWLimits = 256
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
@@ -179,7 +180,8 @@ const (
 	FWReasonREASON_FORWARDED  FWReason = 10
 	FWReasonREASON_NEXT       FWReason = 11
 	FWReasonREASON_FLOWS_FULL FWReason = 12
-	FWReasonREASON_COUNT      FWReason = 13
+	FWReasonREASON_OVERLOAD   FWReason = 13
+	FWReasonREASON_COUNT      FWReason = 14
 )
 
 type FWRule struct {
@@ -241,11 +243,15 @@ const (
 	FWVarGeneration      = "generation"
 	FWVarIpSets          = "ip_sets"
 	FWVarL4Sets          = "l4_sets"
+	FWVarLimitQueue      = "limit_queue"
 	FWVarMarkMask        = "mark_mask"
 	FWVarMarkShift       = "mark_shift"
 	FWVarMarkSince       = "mark_since"
 	FWVarOnMalformed     = "on_malformed"
 	FWVarOnMidstream     = "on_midstream"
+	FWVarOnOverload      = "on_overload"
+	FWVarQueueFull       = "queue_full"
+	FWVarQueueLimit      = "queue_limit"
 	FWVarRateLimits      = "rate_limits"
 	FWVarRuleWords       = "rule_words"
 	FWVarRules           = "rules"
@@ -349,11 +355,15 @@ type FWVariableSpecs struct {
 	Generation      *ebpf.VariableSpec `ebpf:"generation"`
 	IpSets          *ebpf.VariableSpec `ebpf:"ip_sets"`
 	L4Sets          *ebpf.VariableSpec `ebpf:"l4_sets"`
+	LimitQueue      *ebpf.VariableSpec `ebpf:"limit_queue"`
 	MarkMask        *ebpf.VariableSpec `ebpf:"mark_mask"`
 	MarkShift       *ebpf.VariableSpec `ebpf:"mark_shift"`
 	MarkSince       *ebpf.VariableSpec `ebpf:"mark_since"`
 	OnMalformed     *ebpf.VariableSpec `ebpf:"on_malformed"`
 	OnMidstream     *ebpf.VariableSpec `ebpf:"on_midstream"`
+	OnOverload      *ebpf.VariableSpec `ebpf:"on_overload"`
+	QueueFull       *ebpf.VariableSpec `ebpf:"queue_full"`
+	QueueLimit      *ebpf.VariableSpec `ebpf:"queue_limit"`
 	RateLimits      *ebpf.VariableSpec `ebpf:"rate_limits"`
 	RuleWords       *ebpf.VariableSpec `ebpf:"rule_words"`
 	Rules           *ebpf.VariableSpec `ebpf:"rules"`
@@ -444,11 +454,15 @@ type FWVariables struct {
 	Generation      *ebpf.Variable `ebpf:"generation"`
 	IpSets          *ebpf.Variable `ebpf:"ip_sets"`
 	L4Sets          *ebpf.Variable `ebpf:"l4_sets"`
+	LimitQueue      *ebpf.Variable `ebpf:"limit_queue"`
 	MarkMask        *ebpf.Variable `ebpf:"mark_mask"`
 	MarkShift       *ebpf.Variable `ebpf:"mark_shift"`
 	MarkSince       *ebpf.Variable `ebpf:"mark_since"`
 	OnMalformed     *ebpf.Variable `ebpf:"on_malformed"`
 	OnMidstream     *ebpf.Variable `ebpf:"on_midstream"`
+	OnOverload      *ebpf.Variable `ebpf:"on_overload"`
+	QueueFull       *ebpf.Variable `ebpf:"queue_full"`
+	QueueLimit      *ebpf.Variable `ebpf:"queue_limit"`
 	RateLimits      *ebpf.Variable `ebpf:"rate_limits"`
 	RuleWords       *ebpf.Variable `ebpf:"rule_words"`
 	Rules           *ebpf.Variable `ebpf:"rules"`

@@ -48,6 +48,7 @@ type Tables struct {
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
 	limits  []policy.Limit
+	queue   policy.Queue
 }
 
 // tableRule is what a matched rule does.
@@ -75,6 +76,7 @@ func Compile(p *policy.Policy) (*Tables, error) {
 		defaults: p.Defaults,
 		failure:  p.Failure,
 		timeouts: p.Timeouts,
+		queue:    p.Queue,
 		mask:     p.Marks.Mask,
 		sets:     newSetPool(len(p.Rules)),
 	}

@@ -54,6 +54,8 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarAnyInspect:    t.inspect,
 		gen.FWVarAnyLimit:      len(t.limits) > 0,
 		gen.FWVarRateLimits:    t.encodeLimits(),
+		gen.FWVarLimitQueue:    t.queue.PerSrc.Limited(),
+		gen.FWVarQueueLimit:    encodeLimit(t.queue.Total),
 		gen.FWVarTimeouts:      t.encodeTimeouts(),
 		gen.FWVarSources:       t.sources,
 		gen.FWVarTargets:       t.targets,
@@ -72,6 +74,7 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarDefaultOutput:  t.defaults.Output,
 		gen.FWVarOnMalformed:    t.failure.Malformed,
 		gen.FWVarOnMidstream:    t.failure.Midstream,
+		gen.FWVarOnOverload:     t.failure.Overload.Action(),
 	} {
 		action, err := encodeAction(a)
 		if err != nil {
@@ -109,7 +112,18 @@ func (g *generation) encodeMarks() (since [maxMarks]uint32) {
 	return since
 }
 
-func (t *Tables) encodeLimits() (limits [gen.FWLimitsMAX_LIMITS]gen.FWLimit) {
+func (t *Tables) encodeLimits() (limits [gen.FWLimitsMAX_LIMITS + 1]gen.FWLimit) {
+	for i, l := range t.limits {
+		limits[i] = encodeLimit(l)
+	}
+	limits[gen.FWLimitsLIMIT_QUEUE] = encodeLimit(t.queue.PerSrc)
+	return limits
+}
+
+func encodeLimit(l policy.Limit) gen.FWLimit {
+	if !l.Limited() {
+		return gen.FWLimit{}
+	}
 	mask := func(bits int) (m [16]uint8) {
 		for i := range bits {
 			m[i/8] |= 0x80 >> (i % 8)
@@ -117,16 +131,13 @@ func (t *Tables) encodeLimits() (limits [gen.FWLimitsMAX_LIMITS]gen.FWLimit) {
 		return m
 	}
 	const mapped = 96 // bits in front of an IPv4 address
-	for i, l := range t.limits {
-		limits[i] = gen.FWLimit{
-			Interval: uint64(l.Interval),
-			Ahead:    uint64(l.Interval) * uint64(l.Burst-1),
-			Per:      uint8(l.Per),
-			Mask:     mask(l.V6),
-			Mask4:    mask(mapped + l.V4),
-		}
+	return gen.FWLimit{
+		Interval: uint64(l.Interval),
+		Ahead:    uint64(l.Interval) * uint64(l.Burst-1),
+		Per:      uint8(l.Per),
+		Mask:     mask(l.V6),
+		Mask4:    mask(mapped + l.V4),
 	}
-	return limits
 }
 
 func (t *Tables) encodeTimeouts() (ns [gen.FWFlowStateSTATE_COUNT]uint64) {

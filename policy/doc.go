@@ -19,10 +19,13 @@
 //	  output: accept
 //	failure:
 //	  no_listener: closed     # open or closed: user space is gone
-//	  overload: open          # open or closed: queue or socket full
+//	  overload: open          # open or closed: queue or socket full, or over its limits
 //	  undecided: accept       # accept or drop: budget spent, no step decided
 //	  malformed: drop         # accept or drop: could not be parsed
 //	  midstream: inspect      # accept, drop or inspect: TCP without its start
+//	queue:                    # packets that may go to user space, or none: no limit
+//	  per_src: {rate: 10000/s, burst: 10000, v4: 32, v6: 64}
+//	  total: {rate: 100000/s, burst: 20000}
 //	marks:
 //	  mask: 0x00ff0000        # one run of at least two bits of skb->mark
 //

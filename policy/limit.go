@@ -33,6 +33,20 @@ type Limit struct {
 // Limited tells whether there is a limit.
 func (l Limit) Limited() bool { return l.Burst > 0 }
 
+// Queue bounds how many packets a second go to user space: those of flows from one
+// source, and all. What is over is Failure.Overload's.
+type Queue struct {
+	PerSrc Limit
+	Total  Limit
+}
+
+// defaultQueue leaves a core of user space half of its time, and one source a tenth
+// of that.
+var defaultQueue = Queue{
+	PerSrc: Limit{Interval: 100 * time.Microsecond, Burst: 10_000, Per: LimitPerSrc, V4: 32, V6: 64},
+	Total:  Limit{Interval: 10 * time.Microsecond, Burst: 20_000},
+}
+
 // What Parse accepts.
 const (
 	maxLimits    = 256 // rules with a limit
@@ -44,12 +58,49 @@ var limitKeys = schema{built: []string{"rate", "burst", "per", "v4", "v6"}}
 
 var limitPeriods = map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}
 
+var (
+	queueKeys      = schema{built: []string{"per_src", "total"}}
+	queueSrcKeys   = schema{built: []string{"rate", "burst", "v4", "v6"}}
+	queueTotalKeys = schema{built: []string{"rate", "burst"}}
+)
+
+// readQueue lays the file's values over those that apply without it.
+func (p *reader) readQueue(n *node) {
+	values := p.keys(n, queueKeys)
+	q := &p.policy.Queue
+	p.readQueueLimit(values["per_src"], queueSrcKeys, LimitPerSrc, &q.PerSrc)
+	p.readQueueLimit(values["total"], queueTotalKeys, LimitPerAll, &q.Total)
+}
+
+func (p *reader) readQueueLimit(n *node, s schema, per LimitPer, to *Limit) {
+	switch {
+	case n == nil:
+	case n.scalar() && n.text == "none":
+		*to = Limit{}
+	case n.scalar():
+		p.invalid(n, "none, or a limit such as { rate: 5000/s, burst: 10000 }")
+	default:
+		if values := p.keys(n, s); values != nil {
+			p.readTokens(n, values, per, to)
+		}
+	}
+}
+
 func (p *reader) readLimit(n *node, to *Limit) {
 	values := p.keys(n, limitKeys)
 	if values == nil {
 		return
 	}
-	l := Limit{V4: 32, V6: 64}
+	per := LimitPerAll
+	if v := values["per"]; v != nil {
+		per = LimitPer(max(0, p.word(v, limitPers, nil)))
+	}
+	p.readTokens(n, values, per, to)
+}
+
+// readTokens reads what all limits have.
+func (p *reader) readTokens(n *node, values map[string]*node, per LimitPer, to *Limit) {
+	l := Limit{Per: per, V4: 32, V6: 64}
 	if v := values["rate"]; v == nil {
 		p.errorf(n.pos, "%s.rate is missing; expected a rate such as 200/s", n.path())
 	} else {
@@ -57,9 +108,6 @@ func (p *reader) readLimit(n *node, to *Limit) {
 	}
 	if v := values["burst"]; v != nil {
 		p.number(v, &l.Burst, maxBurst)
-	}
-	if v := values["per"]; v != nil {
-		l.Per = LimitPer(max(0, p.word(v, limitPers, nil)))
 	}
 	for key, to := range map[string]struct {
 		bits *int

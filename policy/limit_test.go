@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 )
@@ -47,5 +48,34 @@ func TestLimitsAreTakenForKept(t *testing.T) {
 	pkt.Proto = protoTCP
 	if got := p.Match(pkt); got.Rule != 2 {
 		t.Errorf("TCP meets rule %d, want 2", got.Rule)
+	}
+}
+
+func TestQueueLimits(t *testing.T) {
+	src := Limit{5 * time.Millisecond, 400, LimitPerSrc, 24, 48}
+	for text, want := range map[string]Queue{
+		"":                                defaultQueue,
+		"queue: {}":                       defaultQueue,
+		"queue: { per_src: none }":        {Total: defaultQueue.Total},
+		"queue: { total: none }":          {PerSrc: defaultQueue.PerSrc},
+		"queue: { total: { rate: 2/s } }": {PerSrc: defaultQueue.PerSrc, Total: Limit{500 * time.Millisecond, 2, LimitPerAll, 32, 64}},
+		"queue: { per_src: { rate: 200/s, burst: 400, v4: 24, v6: 48 } }": {PerSrc: src, Total: defaultQueue.Total},
+	} {
+		p, err := ParseBytes("t.yaml", []byte(zonesOnly+text+"\n"), "")
+		if err != nil || p.Queue != want {
+			t.Errorf("%q: %+v, %v, want %+v", text, p.Queue, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"queue: { per_src: no }":                    `t.yaml:3:19: queue.per_src is`,
+		"queue: { total: { rate: 1/s, v4: 3 } }":    `t.yaml:3:30: queue.total.v4 is unknown; expected one of`,
+		"queue: { per_src: { burst: 3 } }":          `t.yaml:3:19: queue.per_src.rate is missing`,
+		"queue: { all: none }":                      `t.yaml:3:10: queue.all is unknown`,
+		"queue: { per_src: { rate: 1/s, v4: 33 } }": `t.yaml:3:36: queue.per_src.v4 is 33`,
+	} {
+		_, err := ParseBytes("t.yaml", []byte(zonesOnly+text+"\n"), "")
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
 	}
 }

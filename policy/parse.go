@@ -29,6 +29,7 @@ func defaultPolicy() *Policy {
 			Malformed:  ActionDrop,
 			Midstream:  ActionInspect,
 		},
+		Queue:    defaultQueue,
 		Timeouts: defaultTimeouts(),
 		Marks:    Marks{Mask: 0x00ff_0000},
 	}
@@ -154,6 +155,9 @@ func (p *reader) read(root *node) {
 	}
 	if v := top["failure"]; v != nil {
 		p.readFailure(v)
+	}
+	if v := top["queue"]; v != nil {
+		p.readQueue(v)
 	}
 	if v := top["timeouts"]; v != nil {
 		p.readTimeouts(v)

@@ -49,6 +49,7 @@ type Policy struct {
 	Zones    []Zone
 	Defaults Defaults
 	Failure  Failure
+	Queue    Queue
 	Timeouts Timeouts
 	Marks    Marks
 	Lists    []*List
@@ -72,7 +73,7 @@ type Defaults struct {
 // way. Each field is one key of the policy's "failure" mapping.
 type Failure struct {
 	NoListener Mode   // the user-space half is gone
-	Overload   Mode   // queue or socket full
+	Overload   Mode   // queue or socket full, or over a limit of Queue
 	Undecided  Action // budget spent without a decision: accept or drop
 	Malformed  Action // could not be parsed: accept or drop
 	Midstream  Action // TCP seen without its start: accept, drop or inspect
@@ -92,6 +93,14 @@ func (m Mode) String() string {
 		return "open"
 	}
 	return "closed"
+}
+
+// Action is what becomes of one packet.
+func (m Mode) Action() Action {
+	if m == Open {
+		return ActionAccept
+	}
+	return ActionDrop
 }
 
 // Marks says which bits of skb->mark belong to hybridfw. The mask is one

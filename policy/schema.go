@@ -16,7 +16,7 @@ type schema struct {
 
 var (
 	policyKeys = schema{
-		built: []string{"version", "zones", "defaults", "failure", "timeouts", "marks", "lists", "rules"},
+		built: []string{"version", "zones", "defaults", "failure", "queue", "timeouts", "marks", "lists", "rules"},
 		later: []string{"offload"},
 	}
 	defaultsKeys = schema{built: []string{"input", "forward", "output"}}

@@ -50,3 +50,48 @@ func TestSynFloodOfOneSourceKeepsNobodyOut(t *testing.T) {
 		})
 	})
 }
+
+const queuePolicy = `
+version: 1
+zones: { lan: [lan0], wan: [wan0] }
+failure: { overload: closed }
+queue: { per_src: { rate: 1/h, burst: 25 } }
+rules:
+  - { name: echo, from: lan, to: wan, proto: [tcp, udp], dport: 7, action: accept }
+  - name: web
+    from: lan
+    to: wan
+    proto: [tcp, udp]
+    dport: 443
+    action: inspect
+    steps:
+      - { sni: ads.example, action: drop }
+      - { action: accept }
+`
+
+// TestUncertainFloodOfOneSourceKeepsTheQueueFree: what one source has looked at is
+// bounded, and the names that another asks for are still seen.
+func TestUncertainFloodOfOneSourceKeepsTheQueueFree(t *testing.T) {
+	b := newBench(t, testnet.RoutedOptions{}, queuePolicy)
+	eachFamily(t, func(t *testing.T, fam family) {
+		server := b.serveTLS(t, fam)
+		flooder := fam.bot // another address of the client, and another /64
+		if flooder.Is6() {
+			flooder = netip.MustParseAddr("2001:db8:1:1::66")
+		}
+		before := b.f.status()
+		const sent, burst = 300, 25
+		for i := range sent {
+			b.send(t, testnet.Packet{Src: netip.AddrPortFrom(flooder, uint16(1024+i)), Dst: b.to(fam, 443), Payload: []byte("no QUIC at all")})
+		}
+		b.barrier(t, fam)
+		b.f.eventually(t, "user space has seen what was queued", func(s status) bool { return s.since(before, "user") == burst })
+		expect(t, before, b.f.status(), counts{"tc queue *": burst, "tc drop overload": sent - burst})
+		conn, err := b.Client.DialTLS(testnet.Patience(t), server.Addr.String(), server.ClientConfig("good.example"))
+		if err != nil {
+			t.Fatalf("another client's connection beside the flood: %v", err)
+		}
+		exchange(t, conn, 3)
+		_ = conn.Close()
+	})
+}
