@@ -101,6 +101,7 @@ bench-pktbuf: ## compare pktbuf with the C library
 bench-fastpath: ## measure what the kernel half costs; as root
 	@[ "$$(id -u)" = 0 ] || { echo "the benchmark makes network namespaces: run it as root" >&2; exit 1; }
 	$(GO) test ./loader -run '^$$' -bench '^BenchmarkCost$$' -benchtime 1x
+	$(GO) test ./tests/netns -run '^$$' -bench '^BenchmarkSendfile$$' -benchtime 1x
 
 clean: ## remove what was built and downloaded
 	rm -rf bin .cache

@@ -7,50 +7,14 @@
 #include "count.h"
 #include "flow.h"
 #include "reload.h"
+#include "rewrite.h"
+#include "verdict.h"
 #include "way.h"
 #include <linux/pkt_cls.h>
 
 enum {
 	PULL = 2048, // bytes made readable where the headers are not
 };
-
-// A verdict on one packet, before it is counted.
-struct judgement {
-	__u8 verdict; // enum verdict
-	__u8 reason;  // enum reason
-	__u16 mark;   // VERDICT_QUEUE: the mark field
-};
-
-static __always_inline struct judgement judged(__u8 verdict, __u8 reason)
-{
-	return (struct judgement){.verdict = verdict, .reason = reason};
-}
-
-static __always_inline struct judgement by_action(__u8 action, __u8 reason)
-{
-	return judged(action == ACTION_ACCEPT ? VERDICT_PASS : VERDICT_DROP, reason);
-}
-
-// uncertain says what a packet of an inspected flow needs: only what carries
-// payload can decide it, and replies only where the rule changes them. The
-// payload of a first fragment may stand in the later ones, which follow it.
-static __always_inline struct judgement uncertain(struct packet *p, const struct flow *f,
-						  __u8 sender, __u8 reason)
-{
-	if ((p->payload_len == 0 && !p->fragment) || (sender != f->origin && !f->replies))
-		return judged(VERDICT_PASS, REASON_UNDECIDED);
-	if ((limit_queue || queue_limit.interval) && is_queue_over(p, sender != f->origin))
-		return by_action(on_overload, REASON_OVERLOAD);
-	return (struct judgement){VERDICT_QUEUE, reason, f->mark};
-}
-
-static __always_inline struct judgement judge_flow(struct packet *p, const struct flow *f,
-						   __u8 sender)
-{
-	if (f->action == ACTION_INSPECT)
-		return uncertain(p, f, sender, REASON_FLOW);
-	return by_action(f->action, REASON_FLOW);
-}
 
 // judge_new judges a packet of a flow that has no entry, and makes the entry
 // where the flow may go on.
@@ -97,6 +61,7 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 		if (begin(p, id, old, &f))
 			return judged(VERDICT_DROP, REASON_FLOWS_FULL);
 	}
+	note_rule(p, &f, id->sender);
 	if (f.action == ACTION_INSPECT)
 		return uncertain(p, &f, id->sender, reason);
 	return judged(VERDICT_PASS, reason);
@@ -256,6 +221,7 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 			rejudge(skb, p, f, id.sender, skb->ifindex);
 		refresh(f, now);
 		account(f, id.sender, p);
+		note_rule(p, f, id.sender);
 		j = judge_flow(p, f, id.sender);
 		track(skb, f, p, &id, half);
 	} else {
@@ -339,6 +305,10 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		refresh(f, now);
 		if (!starts_flow(p))
 			track(skb, f, p, &id, half);
+		// The other side's packets have their rule here where NAT hid it
+		// from fw_tc.
+		if (id.sender != f->origin)
+			note_rule(p, f, id.sender);
 		return judged(VERDICT_PASS, REASON_FORWARDED);
 	}
 	if (f && !starts_flow(p)) {
@@ -346,6 +316,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		account(f, id.sender, p);
 		track(skb, f, p, &id, half);
 		// Nothing can be queued any more behind the last hook.
+		note_rule(p, f, id.sender);
 		j = judged(VERDICT_PASS, REASON_FLOW);
 	} else {
 		j = judge_new(skb, p, &id, way, half ? NULL : f, now);
@@ -373,6 +344,8 @@ int fw_tc(struct __sk_buff *skb)
 	if (j.verdict == VERDICT_DROP)
 		return TC_ACT_SHOT;
 	set_mark(skb, j.verdict == VERDICT_QUEUE ? j.mark : MARK_NONE);
+	if (any_rewrite && p.rule)
+		rewrite(skb, &p, false);
 	return TC_ACT_UNSPEC;
 }
 
@@ -388,6 +361,8 @@ int fw_tc_out(struct __sk_buff *skb)
 	// Behind this host the mark has done its work; below a tunnel it would
 	// be taken for the outer packet's.
 	set_mark(skb, MARK_NONE);
+	if (any_rewrite && p.rule)
+		rewrite(skb, &p, true);
 	return TC_ACT_UNSPEC;
 }
 

@@ -26,6 +26,7 @@ enum limits {
 	MAX_LIMITS = 256,	  // rules with a limit
 	LIMITS_TRIED = 16,	  // that one packet may be over before it is dropped
 	LIMIT_QUEUE = MAX_LIMITS, // index of the queue's limit for a source in rate_limits
+	MSS_PMTU = 0xffff,	  // in rule.mss
 	RULE_NONE = 0xffff,	  // no rule: a default or a built-in decided
 };
 
@@ -213,8 +214,11 @@ struct rule {
 	__u16 limit;   // index into rate_limits, + 1; 0: none
 	__u32 id;      // ACTION_INSPECT: of the rule's text, the same in every policy that has it
 	__u32 after;   // with a limit: number + 1 of the set of the rules behind this one
+	__u16 mss;     // at most, in SYNs; 0: as it is, MSS_PMTU: what the routes take
+	__u8 ttl;      // 0: as it is
+	__u8 dscp;     // code point + 1; 0: as it is
 };
-_Static_assert(sizeof(struct rule) == 16, "rule");
+_Static_assert(sizeof(struct rule) == 20, "rule");
 
 // A rule's limit: a bucket of tokens, told by when it will be full.
 struct limit {

@@ -40,6 +40,7 @@ const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
 const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_limit;		   // some rule has a limit
+const volatile bool any_rewrite;	   // some rule rewrites
 const volatile bool limit_queue;	   // rate_limits[LIMIT_QUEUE] holds
 const volatile bool any_sport, any_dport;
 const volatile bool any_icmp, any_ip, any_vlan;

@@ -62,6 +62,8 @@ struct packet {
 	__u8 has_ports;
 	__u8 fragment;	     // of a fragmented datagram
 	__u8 later_fragment; // not its first: no transport header
+	__u8 reply;	     // with rule: not of the side that began the flow
+	__u16 rule;	     // index + 1 of the one that rewrites it; 0: none
 };
 
 // Where the bytes are. Ethernet and IP headers are read in place; what stands at

@@ -161,6 +161,7 @@ const (
 	FWLimitsMAX_LIMITS      FWLimits = 256
 	FWLimitsLIMITS_TRIED    FWLimits = 16
 	FWLimitsLIMIT_QUEUE     FWLimits = 256
+	FWLimitsMSS_PMTU        FWLimits = 65535
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
@@ -194,6 +195,9 @@ type FWRule struct {
 	Limit   uint16
 	Id      uint32
 	After   uint32
+	Mss     uint16
+	Ttl     uint8
+	Dscp    uint8
 }
 
 type FWVerdict uint32
@@ -234,6 +238,7 @@ const (
 	FWVarAnyInspect      = "any_inspect"
 	FWVarAnyIp           = "any_ip"
 	FWVarAnyLimit        = "any_limit"
+	FWVarAnyRewrite      = "any_rewrite"
 	FWVarAnySport        = "any_sport"
 	FWVarAnyVlan         = "any_vlan"
 	FWVarDefaultForward  = "default_forward"
@@ -346,6 +351,7 @@ type FWVariableSpecs struct {
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
 	AnyIp           *ebpf.VariableSpec `ebpf:"any_ip"`
 	AnyLimit        *ebpf.VariableSpec `ebpf:"any_limit"`
+	AnyRewrite      *ebpf.VariableSpec `ebpf:"any_rewrite"`
 	AnySport        *ebpf.VariableSpec `ebpf:"any_sport"`
 	AnyVlan         *ebpf.VariableSpec `ebpf:"any_vlan"`
 	DefaultForward  *ebpf.VariableSpec `ebpf:"default_forward"`
@@ -445,6 +451,7 @@ type FWVariables struct {
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
 	AnyIp           *ebpf.Variable `ebpf:"any_ip"`
 	AnyLimit        *ebpf.Variable `ebpf:"any_limit"`
+	AnyRewrite      *ebpf.Variable `ebpf:"any_rewrite"`
 	AnySport        *ebpf.Variable `ebpf:"any_sport"`
 	AnyVlan         *ebpf.Variable `ebpf:"any_vlan"`
 	DefaultForward  *ebpf.Variable `ebpf:"default_forward"`

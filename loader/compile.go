@@ -47,6 +47,7 @@ type Tables struct {
 
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
+	rewrite bool // some rule rewrites headers
 	limits  []policy.Limit
 	queue   policy.Queue
 }
@@ -60,6 +61,7 @@ type tableRule struct {
 	anyVLAN bool   // asks for no VLAN
 	id      uint32 // ActionInspect: policy.Rule.ID
 	limit   int    // number in Tables.limits, from 1
+	rewrite policy.Rewrite
 	after   uint32 // number of the set of the rules behind it, from 1
 }
 
@@ -83,6 +85,7 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	for i := range p.Rules {
 		r := compileRule(&p.Rules[i])
 		t.early = t.early || r.early()
+		t.rewrite = t.rewrite || r.rewrite.Any()
 		t.inspect = t.inspect || r.action == policy.ActionInspect
 		if l := p.Rules[i].Limit; l.Limited() {
 			t.limits = append(t.limits, l)
@@ -129,6 +132,7 @@ func compileRule(r *policy.Rule) tableRule {
 		action:  r.Action,
 		anyZone: r.To == policy.ZoneNone,
 		anyVLAN: len(r.VLAN) == 0,
+		rewrite: r.Rewrite,
 	}
 	if r.Action == policy.ActionInspect {
 		c.mark = r.Mark()

@@ -52,6 +52,7 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarFlagSets:      t.flags,
 		gen.FWVarAnyEarly:      t.early,
 		gen.FWVarAnyInspect:    t.inspect,
+		gen.FWVarAnyRewrite:    t.rewrite,
 		gen.FWVarAnyLimit:      len(t.limits) > 0,
 		gen.FWVarRateLimits:    t.encodeLimits(),
 		gen.FWVarLimitQueue:    t.queue.PerSrc.Limited(),
@@ -97,7 +98,15 @@ func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
 		if err != nil {
 			return rules, fmt.Errorf("rule %d: %w", i, err)
 		}
-		rules[i] = gen.FWRule{Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies), AnyZone: encodeBool(r.anyZone), AnyVlan: encodeBool(r.anyVLAN), Id: r.id, Limit: uint16(r.limit), After: r.after}
+		rules[i] = gen.FWRule{
+			Action: uint8(action), Mark: r.mark, Replies: encodeBool(r.replies),
+			AnyZone: encodeBool(r.anyZone), AnyVlan: encodeBool(r.anyVLAN), Id: r.id,
+			Limit: uint16(r.limit), After: r.after,
+			Mss: uint16(r.rewrite.MSS), Ttl: uint8(r.rewrite.TTL), Dscp: uint8(r.rewrite.DSCP),
+		}
+		if r.rewrite.PMTU {
+			rules[i].Mss = uint16(gen.FWLimitsMSS_PMTU)
+		}
 	}
 	return rules, nil
 }

@@ -47,6 +47,7 @@ type packet struct {
 	fragOffset int     // bytes
 	moreFrags  bool
 	fragID     uint32
+	options    []byte // TCP: whole words
 	payload    []byte
 }
 
@@ -190,8 +191,8 @@ func (p *packet) transport() []byte {
 	var h []byte
 	switch p.proto {
 	case protoTCP:
-		h = make([]byte, 20)
-		h[12], h[13] = 5<<4, p.flags
+		h = append(make([]byte, 20), p.options...)
+		h[12], h[13] = uint8(len(h)/4)<<4, p.flags
 	case protoUDP:
 		h = make([]byte, 8)
 		binary.BigEndian.PutUint16(h[4:], uint16(8+len(p.payload)))

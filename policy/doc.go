@@ -62,6 +62,7 @@
 //	    vlan: [10, 20-30]     # of the outer tag; or none
 //	    dscp: [ef, "af11"]
 //	    fragment: false       # or true: first fragments, which the later follow
+//	    rewrite: {dscp: ef, ttl: 64, mss: pmtu} # of what passes; mss: or a number
 //	    action: inspect       # accept, drop or inspect
 //	    until: {packets: 16, bytes: 32KiB}
 //	    steps:

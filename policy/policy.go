@@ -189,6 +189,7 @@ type Rule struct {
 	DSCP           uint64      // bit i for code point i; 0 matches all
 	Fragment       FragmentMatch
 	Limit          Limit
+	Rewrite        Rewrite
 	Action         Action
 	Pin            bool   // ActionAccept only: a reload that forgets the rule keeps it
 	ID             uint32 // of what the policy says in the rule: the same text has the same in every policy

@@ -77,6 +77,9 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	} else {
 		acted = p.action(v, &r.Action, ActionAccept, ActionDrop, ActionInspect)
 	}
+	if v := values["rewrite"]; v != nil {
+		p.readRewrite(r, v)
+	}
 	p.checkHosts(r, values)
 	p.checkFamilies(r, values)
 	if protos {

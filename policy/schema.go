@@ -28,8 +28,8 @@ var (
 	}
 	ruleKeys = schema{
 		built: []string{"name", "from", "to", "src", "dst", "proto", "sport", "dport", "flags",
-			"icmp", "icmpv6", "vlan", "dscp", "fragment", "limit", "action", "pin", "until", "steps"},
-		later: []string{"rewrite", "offload",
+			"icmp", "icmpv6", "vlan", "dscp", "fragment", "limit", "rewrite", "action", "pin", "until", "steps"},
+		later: []string{"offload",
 			"redirect", "mark", "connmark", "mirror", "capture", "replace"},
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}

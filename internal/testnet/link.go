@@ -133,6 +133,19 @@ func (h *Host) Route(to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
+// RouteMTU adds a route to a network on a link, with an MTU of its own, locked, as
+// forwarding looks at no other.
+func (h *Host) RouteMTU(to netip.Prefix, ifname string, mtu int) error {
+	l, err := h.link(ifname)
+	if err != nil {
+		return err
+	}
+	if err := h.nl.RouteReplace(&netlink.Route{Dst: ipNet(to), LinkIndex: l.Attrs().Index, MTU: mtu, MTULock: true}); err != nil {
+		return fmt.Errorf("routing %v by %s of host %s: %w", to, ifname, h.Name, err)
+	}
+	return nil
+}
+
 // Neighbour tells the host a neighbour's hardware address for good, so that no
 // ARP or neighbour discovery is needed for it.
 func (h *Host) Neighbour(ifname string, addr netip.Addr, mac net.HardwareAddr) error {
