@@ -7,6 +7,7 @@ require (
 	github.com/florianl/go-nfqueue/v2 v2.0.2
 	github.com/goccy/go-yaml v1.19.2
 	github.com/google/nftables v0.3.0
+	github.com/mdlayher/genetlink v1.3.2
 	github.com/mdlayher/netlink v1.7.3-0.20250113171957-fbb4dce95f42
 	github.com/quic-go/quic-go v0.65.0
 	github.com/spf13/pflag v1.1.0

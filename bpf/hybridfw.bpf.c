@@ -7,10 +7,10 @@
 #include "count.h"
 #include "flow.h"
 #include "reload.h"
+#include "offload.h"
 #include "rewrite.h"
 #include "verdict.h"
 #include "way.h"
-#include <linux/pkt_cls.h>
 
 enum {
 	PULL = 2048, // bytes made readable where the headers are not
@@ -20,7 +20,7 @@ enum {
 // where the flow may go on.
 static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct packet *p,
 						  const struct flow_id *id, struct way way,
-						  const struct flow *old, __u64 now)
+						  const struct flow *old)
 {
 	__u32 in = way.in ? way.in : skb->ingress_ifindex;
 	bool over;
@@ -28,7 +28,7 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 	struct flow f = {
 		.rule = n,
 		.origin = id->sender,
-		.last_seen = now,
+		.last_seen = bpf_ktime_get_coarse_ns(),
 		.generation = generation,
 		.in = in,
 	};
@@ -223,11 +223,19 @@ static __always_inline struct judgement judge_incoming(struct __sk_buff *skb, st
 		account(f, id.sender, p);
 		note_rule(p, f, id.sender);
 		j = judge_flow(p, f, id.sender);
+		if (may_offload(p, f, id.sender)) {
+			if (any_rewrite && p->rule)
+				rewrite(skb, p, false);
+			p->rule = 0; // that is done
+			if (forward_skb(skb, p, id.sender ? f->out[1] : f->out[0]) ==
+			    TC_ACT_REDIRECT)
+				return judged(VERDICT_PASS, REASON_OFFLOADED);
+		}
 		track(skb, f, p, &id, half);
 	} else {
 		struct way way = {.from = zone_of(skb->ifindex), .in = skb->ifindex};
 
-		j = judge_new(skb, p, &id, way, half ? NULL : f, now);
+		j = judge_new(skb, p, &id, way, half ? NULL : f);
 		// Then its replies have nothing to answer. From another zone it is
 		// not the packet that left.
 		if (only_left && j.verdict == VERDICT_DROP && zone_of(f->in) == way.from) {
@@ -309,6 +317,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		// from fw_tc.
 		if (id.sender != f->origin)
 			note_rule(p, f, id.sender);
+		note_forwarded(f, id.sender, skb->ifindex);
 		return judged(VERDICT_PASS, REASON_FORWARDED);
 	}
 	if (f && !starts_flow(p)) {
@@ -319,7 +328,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		note_rule(p, f, id.sender);
 		j = judged(VERDICT_PASS, REASON_FLOW);
 	} else {
-		j = judge_new(skb, p, &id, way, half ? NULL : f, now);
+		j = judge_new(skb, p, &id, way, half ? NULL : f);
 	}
 	return p->fragment ? note_fragment(p, j) : j;
 }
@@ -344,6 +353,8 @@ int fw_tc(struct __sk_buff *skb)
 	if (j.verdict == VERDICT_DROP)
 		return TC_ACT_SHOT;
 	set_mark(skb, j.verdict == VERDICT_QUEUE ? j.mark : MARK_NONE);
+	if (any_offload && j.reason == REASON_OFFLOADED)
+		return TC_ACT_REDIRECT;
 	if (any_rewrite && p.rule)
 		rewrite(skb, &p, false);
 	return TC_ACT_UNSPEC;
@@ -369,7 +380,7 @@ int fw_tc_out(struct __sk_buff *skb)
 // judge_early drops what can be dropped without a route: flows decided so, and
 // what the first matching rule drops whatever its zone out is. Replies of a known
 // flow pass, wherever they come from.
-static __always_inline struct judgement judge_early(struct packet *p, __u32 ifindex)
+static __always_inline struct judgement judge_early(struct xdp_md *ctx, struct packet *p)
 {
 	__u32 source = any_early ? source_number(p) : 0;
 	struct flow_id id;
@@ -378,20 +389,28 @@ static __always_inline struct judgement judge_early(struct packet *p, __u32 ifin
 
 	// Only user space decides that a flow is dropped; what a reload has denied is
 	// left to fw_tc.
-	if (p->later_fragment || (!any_inspect && !(source & SET_EARLY)))
+	if (p->later_fragment || (!any_inspect && !any_offload && !(source & SET_EARLY)))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	if (!starts_flow(p)) {
+		__u64 now = bpf_ktime_get_coarse_ns();
+
 		flow_of(p, &id);
-		struct flow *f = find_flow(p, &id, bpf_ktime_get_coarse_ns(), &half);
+		struct flow *f = find_flow(p, &id, now, &half);
 		if (f && f->action == ACTION_DROP && !is_stale(f))
 			return judged(VERDICT_DROP, REASON_FLOW);
+		if (f && may_offload(p, f, id.sender) &&
+		    forward_frame(ctx, p, id.sender ? f->out[1] : f->out[0]) == XDP_REDIRECT) {
+			refresh(f, now);
+			account(f, id.sender, p);
+			return judged(VERDICT_PASS, REASON_OFFLOADED);
+		}
 		if (f)
 			return judged(VERDICT_PASS, REASON_NEXT);
 	}
 	if (!(source & SET_EARLY) || is_icmp_error(p) || is_vital_icmp(p) ||
 	    !find_sets(p, source, target_number(p), &s))
 		return judged(VERDICT_PASS, REASON_NEXT);
-	__u32 n = first_match(&s, zone_of(ifindex), ANY_ZONE, 0);
+	__u32 n = first_match(&s, zone_of(ctx->ingress_ifindex), ANY_ZONE, 0);
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
 	    rule_at(n)->action == ACTION_DROP &&
 	    (!any_limit || !rule_at(n)->limit || is_over(p, n, false))) {
@@ -420,8 +439,10 @@ int fw_xdp(struct xdp_md *ctx)
 	// The device may have taken the outer tag off, and does not say so here.
 	p.vlan = VLAN_UNKNOWN;
 	if (parsed == PARSED)
-		j = judge_early(&p, ctx->ingress_ifindex);
+		j = judge_early(ctx, &p);
 	count(HOOK_XDP, j.verdict, j.reason, p.segments, p.frame_len);
+	if (j.reason == REASON_OFFLOADED)
+		return XDP_REDIRECT;
 	return j.verdict == VERDICT_DROP ? XDP_DROP : XDP_PASS;
 }
 

@@ -8,7 +8,7 @@
 // Sizes are asserted, so that a change of layout cannot slip in.
 
 enum limits {
-	LAYOUT = 1,	     // of what is pinned: the next number where an entry's meaning changes
+	LAYOUT = 2,	     // of what is pinned: the next number where an entry's meaning changes
 	MAX_RULES = 4096,    // one bit each in a rule set
 	MAX_WORDS = 64,	     // of a rule set
 	MAX_MARKS = 8192,    // values of the mark field for rules: of two policies' worth of them
@@ -94,6 +94,7 @@ enum reason {
 	REASON_FORWARDED,  // leaving: was judged when it came in
 	REASON_NEXT,	   // XDP: left to tc
 	REASON_FLOWS_FULL, // the flow table took no entry
+	REASON_OFFLOADED,  // sent on past the stack
 	REASON_OVERLOAD,   // over a limit of the queue: failure.overload
 	REASON_COUNT,
 };
@@ -142,9 +143,10 @@ struct flow {
 	__u8 state;	  // enum flow_state
 	__u8 ends;	  // who has sent FIN (bits 0, 1: endpoints) and RST (bits 2, 3)
 	__u8 pad[2];
-	__u32 start; // where origin's stream begins, by the SYN-ACK; 0 where none was seen
+	__u32 start;  // where origin's stream begins, by the SYN-ACK; 0 where none was seen
+	__u32 out[2]; // by sender: where its packets left as they came in: ifindex; 0: nowhere
 };
-_Static_assert(sizeof(struct flow) == 72, "flow");
+_Static_assert(sizeof(struct flow) == 80, "flow");
 
 struct fragment_key {
 	__u8 src[16];
@@ -199,6 +201,14 @@ struct address_table {
 	__u8 pad[2];
 };
 
+// A guarded interface whose packets may be sent on past the stack.
+struct port {
+	__u8 mac[6];
+	__u8 xdp; // also by fw_xdp
+	__u8 pad;
+};
+_Static_assert(sizeof(struct port) == 8, "port");
+
 struct counter {
 	__u64 packets; // segments of a super-packet each count
 	__u64 bytes;   // of frames
@@ -217,8 +227,10 @@ struct rule {
 	__u16 mss;     // at most, in SYNs; 0: as it is, MSS_PMTU: what the routes take
 	__u8 ttl;      // 0: as it is
 	__u8 dscp;     // code point + 1; 0: as it is
+	__u8 offload;  // decided flows may pass the stack by
+	__u8 pad[3];
 };
-_Static_assert(sizeof(struct rule) == 20, "rule");
+_Static_assert(sizeof(struct rule) == 24, "rule");
 
 // A rule's limit: a bucket of tokens, told by when it will be full.
 struct limit {

@@ -40,6 +40,8 @@ const volatile __u32 flag_sets[MAX_FLAGS]; // by TCP flags
 const volatile bool any_early;		   // some rule drops whatever the zone out is
 const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_limit;		   // some rule has a limit
+const volatile bool any_offload;	   // some flows may pass the stack by
+const volatile bool offload_default;	   // those that no rule has judged
 const volatile bool any_rewrite;	   // some rule rewrites
 const volatile bool limit_queue;	   // rate_limits[LIMIT_QUEUE] holds
 const volatile bool any_sport, any_dport;
@@ -114,6 +116,22 @@ struct {
 	__type(key, __u32);
 	__type(value, __u8);
 } bare SEC(".maps");
+
+// Guarded interfaces whose packets may be sent on past the stack.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, struct port);
+} ports SEC(".maps");
+
+// By ifindex, the guarded interfaces that take frames from XDP.
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __u32);
+} xdp_targets SEC(".maps");
 
 // Known flows, both directions in one entry. A flow begins in half_open and moves
 // to flows when both endpoints have spoken, so that no flood of beginnings can

@@ -45,7 +45,6 @@ struct packet {
 	__u32 l3;	   // offset of the IP header
 	__u32 l4;	   // offset of the transport header
 	__u32 l4_len;	   // from there to the packet's end
-	__u32 payload_len; // behind the transport header
 	__u32 fragment_id; // as on the wire
 	__u32 frame_len;
 	__u32 segments; // of a super-packet, else 1
@@ -59,6 +58,7 @@ struct packet {
 	__u8 tcp_flags;
 	__u8 icmp_type;
 	__u8 icmp_code;
+	__u8 l4_header; // bytes of the transport header; 0 where it is not taken apart
 	__u8 has_ports;
 	__u8 fragment;	     // of a fragmented datagram
 	__u8 later_fragment; // not its first: no transport header
@@ -130,7 +130,7 @@ static __always_inline int parse_icmp(const struct cursor *c, struct packet *p, 
 		p->sport = icmp.id;
 		p->dport = icmp.id;
 	}
-	p->payload_len = p->l4_len - sizeof(icmp);
+	p->l4_header = sizeof(icmp);
 	return PARSED;
 }
 
@@ -146,7 +146,7 @@ static __always_inline int parse_tcp(const struct cursor *c, struct packet *p)
 	p->dport = tcp.dest;
 	p->has_ports = 1;
 	p->tcp_flags = ((__u8 *)&tcp)[13];
-	p->payload_len = p->l4_len - tcp.doff * 4;
+	p->l4_header = tcp.doff * 4;
 	return PARSED;
 }
 
@@ -168,13 +168,12 @@ static __always_inline int parse_ports(const struct cursor *c, struct packet *p)
 	// a first fragment less.
 	if (len < sizeof(udp) || (len > p->l4_len && !p->fragment && !c->gso && !c->quoted))
 		return PARSED_MALFORMED;
-	p->payload_len = p->l4_len - sizeof(udp);
+	p->l4_header = sizeof(udp);
 	return PARSED;
 }
 
 static __always_inline int parse_l4(const struct cursor *c, struct packet *p)
 {
-	p->payload_len = p->l4_len;
 	if (p->later_fragment)
 		return PARSED;
 	switch (p->proto) {

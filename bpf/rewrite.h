@@ -5,11 +5,11 @@
 
 #include "classify.h"
 #include "maps.h"
+#include "offload.h"
 #include "parse.h"
 
 enum {
 	TCP_HEADER = 20, // without options
-	TCP_CHECKSUM = 16,
 	TCPOPT_END = 0,
 	TCPOPT_NOP = 1,
 	TCPOPT_MSS = 2,
@@ -101,7 +101,7 @@ __noinline int find_mss(struct __sk_buff *skb, struct packet *p)
 {
 	if (!p)
 		return 0; // cannot be
-	__u32 at = TCP_HEADER, end = p->l4_len - p->payload_len;
+	__u32 at = TCP_HEADER, end = p->l4_header;
 
 	for (int i = 0; i < TCP_OPTIONS; i++) {
 		__u8 option[2]; // kind, length

@@ -38,7 +38,7 @@ static __always_inline struct judgement by_action(__u8 action, __u8 reason)
 static __always_inline struct judgement uncertain(struct packet *p, const struct flow *f,
 						  __u8 sender, __u8 reason)
 {
-	if ((p->payload_len == 0 && !p->fragment) || (sender != f->origin && !f->replies))
+	if ((p->l4_len == p->l4_header && !p->fragment) || (sender != f->origin && !f->replies))
 		return judged(VERDICT_PASS, REASON_UNDECIDED);
 	if ((limit_queue || queue_limit.interval) && is_queue_over(p, sender != f->origin))
 		return by_action(on_overload, REASON_OVERLOAD);

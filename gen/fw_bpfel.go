@@ -86,6 +86,7 @@ type FWFlow struct {
 	Ends       uint8
 	Pad        [2]uint8
 	Start      uint32
+	Out        [2]uint32
 }
 
 type FWFlowKey struct {
@@ -143,7 +144,7 @@ type FWLimitKey struct {
 type FWLimits uint32
 
 const (
-	FWLimitsLAYOUT          FWLimits = 1
+	FWLimitsLAYOUT          FWLimits = 2
 	FWLimitsMAX_RULES       FWLimits = 4096
 	FWLimitsMAX_WORDS       FWLimits = 64
 	FWLimitsMAX_MARKS       FWLimits = 8192
@@ -165,6 +166,13 @@ const (
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
+type FWPort struct {
+	_   structs.HostLayout
+	Mac [6]uint8
+	Xdp uint8
+	Pad uint8
+}
+
 type FWReason uint32
 
 const (
@@ -181,8 +189,9 @@ const (
 	FWReasonREASON_FORWARDED  FWReason = 10
 	FWReasonREASON_NEXT       FWReason = 11
 	FWReasonREASON_FLOWS_FULL FWReason = 12
-	FWReasonREASON_OVERLOAD   FWReason = 13
-	FWReasonREASON_COUNT      FWReason = 14
+	FWReasonREASON_OFFLOADED  FWReason = 13
+	FWReasonREASON_OVERLOAD   FWReason = 14
+	FWReasonREASON_COUNT      FWReason = 15
 )
 
 type FWRule struct {
@@ -198,6 +207,8 @@ type FWRule struct {
 	Mss     uint16
 	Ttl     uint8
 	Dscp    uint8
+	Offload uint8
+	Pad     [3]uint8
 }
 
 type FWVerdict uint32
@@ -220,12 +231,14 @@ const (
 	FWMapFragments       = "fragments"
 	FWMapHalfOpen        = "half_open"
 	FWMapLines           = "lines"
+	FWMapPorts           = "ports"
 	FWMapRuleCounters    = "rule_counters"
 	FWMapRuleSets        = "rule_sets"
 	FWMapRulesDport      = "rules_dport"
 	FWMapRulesIcmp       = "rules_icmp"
 	FWMapRulesSport      = "rules_sport"
 	FWMapRulesVlan       = "rules_vlan"
+	FWMapXdpTargets      = "xdp_targets"
 	FWMapZones           = "zones"
 	FWProgFwDecide       = "fw_decide"
 	FWProgFwTc           = "fw_tc"
@@ -238,6 +251,7 @@ const (
 	FWVarAnyInspect      = "any_inspect"
 	FWVarAnyIp           = "any_ip"
 	FWVarAnyLimit        = "any_limit"
+	FWVarAnyOffload      = "any_offload"
 	FWVarAnyRewrite      = "any_rewrite"
 	FWVarAnySport        = "any_sport"
 	FWVarAnyVlan         = "any_vlan"
@@ -252,6 +266,7 @@ const (
 	FWVarMarkMask        = "mark_mask"
 	FWVarMarkShift       = "mark_shift"
 	FWVarMarkSince       = "mark_since"
+	FWVarOffloadDefault  = "offload_default"
 	FWVarOnMalformed     = "on_malformed"
 	FWVarOnMidstream     = "on_midstream"
 	FWVarOnOverload      = "on_overload"
@@ -331,12 +346,14 @@ type FWMapSpecs struct {
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	HalfOpen     *ebpf.MapSpec `ebpf:"half_open"`
 	Lines        *ebpf.MapSpec `ebpf:"lines"`
+	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	RuleCounters *ebpf.MapSpec `ebpf:"rule_counters"`
 	RuleSets     *ebpf.MapSpec `ebpf:"rule_sets"`
 	RulesDport   *ebpf.MapSpec `ebpf:"rules_dport"`
 	RulesIcmp    *ebpf.MapSpec `ebpf:"rules_icmp"`
 	RulesSport   *ebpf.MapSpec `ebpf:"rules_sport"`
 	RulesVlan    *ebpf.MapSpec `ebpf:"rules_vlan"`
+	XdpTargets   *ebpf.MapSpec `ebpf:"xdp_targets"`
 	Zones        *ebpf.MapSpec `ebpf:"zones"`
 }
 
@@ -351,6 +368,7 @@ type FWVariableSpecs struct {
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
 	AnyIp           *ebpf.VariableSpec `ebpf:"any_ip"`
 	AnyLimit        *ebpf.VariableSpec `ebpf:"any_limit"`
+	AnyOffload      *ebpf.VariableSpec `ebpf:"any_offload"`
 	AnyRewrite      *ebpf.VariableSpec `ebpf:"any_rewrite"`
 	AnySport        *ebpf.VariableSpec `ebpf:"any_sport"`
 	AnyVlan         *ebpf.VariableSpec `ebpf:"any_vlan"`
@@ -365,6 +383,7 @@ type FWVariableSpecs struct {
 	MarkMask        *ebpf.VariableSpec `ebpf:"mark_mask"`
 	MarkShift       *ebpf.VariableSpec `ebpf:"mark_shift"`
 	MarkSince       *ebpf.VariableSpec `ebpf:"mark_since"`
+	OffloadDefault  *ebpf.VariableSpec `ebpf:"offload_default"`
 	OnMalformed     *ebpf.VariableSpec `ebpf:"on_malformed"`
 	OnMidstream     *ebpf.VariableSpec `ebpf:"on_midstream"`
 	OnOverload      *ebpf.VariableSpec `ebpf:"on_overload"`
@@ -412,12 +431,14 @@ type FWMaps struct {
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	HalfOpen     *ebpf.Map `ebpf:"half_open"`
 	Lines        *ebpf.Map `ebpf:"lines"`
+	Ports        *ebpf.Map `ebpf:"ports"`
 	RuleCounters *ebpf.Map `ebpf:"rule_counters"`
 	RuleSets     *ebpf.Map `ebpf:"rule_sets"`
 	RulesDport   *ebpf.Map `ebpf:"rules_dport"`
 	RulesIcmp    *ebpf.Map `ebpf:"rules_icmp"`
 	RulesSport   *ebpf.Map `ebpf:"rules_sport"`
 	RulesVlan    *ebpf.Map `ebpf:"rules_vlan"`
+	XdpTargets   *ebpf.Map `ebpf:"xdp_targets"`
 	Zones        *ebpf.Map `ebpf:"zones"`
 }
 
@@ -430,12 +451,14 @@ func (m *FWMaps) Close() error {
 		m.Fragments,
 		m.HalfOpen,
 		m.Lines,
+		m.Ports,
 		m.RuleCounters,
 		m.RuleSets,
 		m.RulesDport,
 		m.RulesIcmp,
 		m.RulesSport,
 		m.RulesVlan,
+		m.XdpTargets,
 		m.Zones,
 	)
 }
@@ -451,6 +474,7 @@ type FWVariables struct {
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
 	AnyIp           *ebpf.Variable `ebpf:"any_ip"`
 	AnyLimit        *ebpf.Variable `ebpf:"any_limit"`
+	AnyOffload      *ebpf.Variable `ebpf:"any_offload"`
 	AnyRewrite      *ebpf.Variable `ebpf:"any_rewrite"`
 	AnySport        *ebpf.Variable `ebpf:"any_sport"`
 	AnyVlan         *ebpf.Variable `ebpf:"any_vlan"`
@@ -465,6 +489,7 @@ type FWVariables struct {
 	MarkMask        *ebpf.Variable `ebpf:"mark_mask"`
 	MarkShift       *ebpf.Variable `ebpf:"mark_shift"`
 	MarkSince       *ebpf.Variable `ebpf:"mark_since"`
+	OffloadDefault  *ebpf.Variable `ebpf:"offload_default"`
 	OnMalformed     *ebpf.Variable `ebpf:"on_malformed"`
 	OnMidstream     *ebpf.Variable `ebpf:"on_midstream"`
 	OnOverload      *ebpf.Variable `ebpf:"on_overload"`

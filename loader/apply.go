@@ -97,6 +97,11 @@ func (f *Firewall) swap(next *instance, g *generation) error {
 			return err
 		}
 	}
+	if next.policy.Offloads() {
+		if err := next.enterPorts(links, f.xdpTakers()); err != nil {
+			f.opts.Log.Warn("packets may go the ordinary way where they could be offloaded", "err", err)
+		}
+	}
 	// Decisions about flows that the next policy has judged must be known to be
 	// older from the first such flow on.
 	before, old := f.current.Load(), f.instance

@@ -224,6 +224,9 @@ func (f *Firewall) Watch(done <-chan struct{}) error {
 	if err != nil {
 		return fmt.Errorf("watching interfaces: %w", err)
 	}
+	if err := f.watchTakers(done); err != nil {
+		f.opts.Log.Info("this kernel does not tell which interfaces take frames from XDP", "err", err)
+	}
 	for u := range updates {
 		if u.Header.Type == rtmDelLink {
 			f.forget(int(u.Index))
@@ -233,6 +236,7 @@ func (f *Firewall) Watch(done <-chan struct{}) error {
 		if err := f.attach(u.Link); err != nil {
 			f.opts.Log.Error("new interface not guarded", "name", u.Link.Attrs().Name, "err", err)
 		}
+		f.settlePorts()
 	}
 	select {
 	case <-done:

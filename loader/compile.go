@@ -48,6 +48,8 @@ type Tables struct {
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
 	rewrite bool // some rule rewrites headers
+	offload bool // some flows may pass the stack by
+	forward bool // of these, those that no rule has judged
 	limits  []policy.Limit
 	queue   policy.Queue
 }
@@ -62,6 +64,7 @@ type tableRule struct {
 	id      uint32 // ActionInspect: policy.Rule.ID
 	limit   int    // number in Tables.limits, from 1
 	rewrite policy.Rewrite
+	offload bool
 	after   uint32 // number of the set of the rules behind it, from 1
 }
 
@@ -79,6 +82,8 @@ func Compile(p *policy.Policy) (*Tables, error) {
 		failure:  p.Failure,
 		timeouts: p.Timeouts,
 		queue:    p.Queue,
+		offload:  p.Offloads(),
+		forward:  p.Offload == policy.OffloadForward,
 		mask:     p.Marks.Mask,
 		sets:     newSetPool(len(p.Rules)),
 	}
@@ -133,6 +138,7 @@ func compileRule(r *policy.Rule) tableRule {
 		anyZone: r.To == policy.ZoneNone,
 		anyVLAN: len(r.VLAN) == 0,
 		rewrite: r.Rewrite,
+		offload: r.Offload == policy.OffloadForward,
 	}
 	if r.Action == policy.ActionInspect {
 		c.mark = r.Mark()

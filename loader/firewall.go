@@ -225,6 +225,7 @@ func (f *Firewall) attachAll(links []netlink.Link) error {
 			return err
 		}
 	}
+	f.settlePorts()
 	return errors.Join(f.endHeritage(), f.dropStale(links))
 }
 

@@ -32,6 +32,7 @@ type skb struct {
 // being attached.
 type bench struct {
 	tb       testing.TB
+	net      *testnet.Routed
 	host     *testnet.Host
 	lan, wan uint32 // ifindex
 	foreign  uint32 // interface without a zone
@@ -45,7 +46,7 @@ const (
 func newBench(tb testing.TB) *bench {
 	tb.Helper()
 	r := testnet.MustRouted(tb, testnet.RoutedOptions{StaticNeighbours: true})
-	b := &bench{tb: tb, host: r.Firewall}
+	b := &bench{tb: tb, net: r, host: r.Firewall}
 	b.lan = b.index("lan0")
 	b.wan = b.index("wan0")
 	b.foreign = b.index("lo")

@@ -49,6 +49,7 @@ var (
 		gen.FWReasonREASON_FORWARDED:  "forwarded",
 		gen.FWReasonREASON_NEXT:       "next",
 		gen.FWReasonREASON_FLOWS_FULL: "flows_full",
+		gen.FWReasonREASON_OFFLOADED:  "offloaded",
 		gen.FWReasonREASON_OVERLOAD:   "overload",
 	}
 )

@@ -26,6 +26,7 @@
 //	queue:                    # packets that may go to user space, or none: no limit
 //	  per_src: {rate: 10000/s, burst: 10000, v4: 32, v6: 64}
 //	  total: {rate: 100000/s, burst: 20000}
+//	offload: none             # or forward: decided flows may pass the stack by
 //	marks:
 //	  mask: 0x00ff0000        # one run of at least two bits of skb->mark
 //
@@ -63,6 +64,7 @@
 //	    dscp: [ef, "af11"]
 //	    fragment: false       # or true: first fragments, which the later follow
 //	    rewrite: {dscp: ef, ttl: 64, mss: pmtu} # of what passes; mss: or a number
+//	    offload: forward      # or none; without it the policy's
 //	    action: inspect       # accept, drop or inspect
 //	    until: {packets: 16, bytes: 32KiB}
 //	    steps:

@@ -121,6 +121,9 @@ func dump(p *Policy) string {
 	fmt.Fprintf(&b, "defaults input=%v forward=%v output=%v\n", d.Input, d.Forward, d.Output)
 	fmt.Fprintf(&b, "failure no_listener=%v overload=%v undecided=%v malformed=%v midstream=%v\n",
 		f.NoListener, f.Overload, f.Undecided, f.Malformed, f.Midstream)
+	if p.Queue != defaultQueue || p.Offload != OffloadNone {
+		fmt.Fprintf(&b, "queue %+v offload %v\n", p.Queue, p.Offload)
+	}
 	fmt.Fprintf(&b, "marks mask=%#08x\n", p.Marks.Mask)
 	for i, z := range p.Zones {
 		fmt.Fprintf(&b, "zone %d %s %q at %v\n", i+1, z.Name, z.Interfaces, z.Pos)
@@ -172,6 +175,12 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 	}
 	if r.Fragment != FragmentAny {
 		fmt.Fprintf(b, " fragment=%t", r.Fragment == FragmentOnly)
+	}
+	if r.Rewrite.Any() {
+		fmt.Fprintf(b, " rewrite=%+v", r.Rewrite)
+	}
+	if r.Offload != p.Offload {
+		fmt.Fprintf(b, " offload=%v", r.Offload)
 	}
 	if r.Action == ActionInspect {
 		fmt.Fprintf(b, " inspect=%d until=%+v rewrites=%t", r.Inspect, r.Until, r.Rewrites())

@@ -159,6 +159,7 @@ func (p *reader) read(root *node) {
 	if v := top["queue"]; v != nil {
 		p.readQueue(v)
 	}
+	p.readOffload(top["offload"], &p.policy.Offload)
 	if v := top["timeouts"]; v != nil {
 		p.readTimeouts(v)
 	}

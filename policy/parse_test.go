@@ -51,7 +51,7 @@ var madeErrors = []struct {
 	{"many rules", text(zonesHead, "rules:\n", repeat(MaxRules+2, "  - {name: r%d, from: lan, action: drop}\n")),
 		"DIR/p.yaml:4100:5: rules[4096] is one too many; expected at most 4096 rules"},
 	{"many errors", text(zonesHead, "rules: [", strings.Repeat("1, ", 2)+"]\n", "lists: {l: {type: cidr, entries: [", strings.Repeat("x, ", manyErrors), "]}}\n"),
-		"DIR/p.yaml:3:9: rules[0] is a number; expected a mapping with the keys name, from, to, src, dst, proto, sport, dport, flags, icmp, icmpv6, vlan, dscp, fragment, limit, rewrite, action, pin, until, steps"},
+		"DIR/p.yaml:3:9: rules[0] is a number; expected a mapping with the keys name, from, to, src, dst, proto, sport, dport, flags, icmp, icmpv6, vlan, dscp, fragment, limit, rewrite, offload, action, pin, until, steps"},
 }
 
 func must(t *testing.T, err error) {

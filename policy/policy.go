@@ -50,6 +50,7 @@ type Policy struct {
 	Defaults Defaults
 	Failure  Failure
 	Queue    Queue
+	Offload  Offload // of flows that no rule has judged
 	Timeouts Timeouts
 	Marks    Marks
 	Lists    []*List
@@ -190,6 +191,7 @@ type Rule struct {
 	Fragment       FragmentMatch
 	Limit          Limit
 	Rewrite        Rewrite
+	Offload        Offload
 	Action         Action
 	Pin            bool   // ActionAccept only: a reload that forgets the rule keeps it
 	ID             uint32 // of what the policy says in the rule: the same text has the same in every policy

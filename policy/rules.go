@@ -80,6 +80,7 @@ func (p *reader) readRule(r *Rule, n *node, values map[string]*node) {
 	if v := values["rewrite"]; v != nil {
 		p.readRewrite(r, v)
 	}
+	p.ruleOffload(r, values["offload"])
 	p.checkHosts(r, values)
 	p.checkFamilies(r, values)
 	if protos {

@@ -16,8 +16,7 @@ type schema struct {
 
 var (
 	policyKeys = schema{
-		built: []string{"version", "zones", "defaults", "failure", "queue", "timeouts", "marks", "lists", "rules"},
-		later: []string{"offload"},
+		built: []string{"version", "zones", "defaults", "failure", "queue", "offload", "timeouts", "marks", "lists", "rules"},
 	}
 	defaultsKeys = schema{built: []string{"input", "forward", "output"}}
 	failureKeys  = schema{built: []string{"no_listener", "overload", "undecided", "malformed", "midstream"}}
@@ -28,9 +27,8 @@ var (
 	}
 	ruleKeys = schema{
 		built: []string{"name", "from", "to", "src", "dst", "proto", "sport", "dport", "flags",
-			"icmp", "icmpv6", "vlan", "dscp", "fragment", "limit", "rewrite", "action", "pin", "until", "steps"},
-		later: []string{"offload",
-			"redirect", "mark", "connmark", "mirror", "capture", "replace"},
+			"icmp", "icmpv6", "vlan", "dscp", "fragment", "limit", "rewrite", "offload", "action", "pin", "until", "steps"},
+		later: []string{"redirect", "mark", "connmark", "mirror", "capture", "replace"},
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}
 	stepKeys  = schema{

@@ -30,6 +30,21 @@ func (h *Host) NoOffload(ifname string) error {
 	})
 }
 
+// GRO makes an interface merge what it receives. For a veth it is what makes it take
+// frames that XDP sends to its peer.
+func (h *Host) GRO(ifname string, on bool) error {
+	value := uint32(0)
+	if on {
+		value = 1
+	}
+	return h.Do(func() error {
+		if err := ethtoolSet(ifname, ethtoolSGRO, value); err != nil {
+			return fmt.Errorf("switching GRO of %s on host %s: %w", ifname, h.Name, err)
+		}
+		return nil
+	})
+}
+
 // ethtoolSet runs one command with one value on an interface of the calling
 // thread's namespace.
 func ethtoolSet(ifname string, cmd, value uint32) error {

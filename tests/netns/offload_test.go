@@ -1,0 +1,209 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/hybridfw/hybridfw/internal/testnet"
+)
+
+const offloadPolicy = `
+version: 1
+zones: { lan: [lan0], wan: ["wan*"] }
+offload: forward
+rules:
+  - { name: echo, from: lan, to: wan, proto: [tcp, udp], dport: 7, action: accept }
+  - name: web
+    from: lan
+    to: wan
+    proto: tcp
+    dport: 443
+    action: inspect
+    steps: [{ sni: denied.example, action: drop }, { action: accept }]
+`
+
+// offloaded is the counter of what passed the stack by, in a mode.
+func (m mode) offloaded() string {
+	if m.xdp == "off" {
+		return "tc pass offloaded"
+	}
+	return "xdp pass offloaded"
+}
+
+func newOffloadBench(t *testing.T, m mode) *bench {
+	t.Helper()
+	// For XDP as on a wire: a frame whose checksum is not finished is tc's.
+	b := newBench(t, testnet.RoutedOptions{NoOffload: m.xdp != "off"}, offloadPolicy, m.flags()...)
+	for _, h := range []*testnet.Host{b.Client, b.Server} {
+		// Or a veth takes no frame that XDP sends to it.
+		if err := h.GRO("eth0", true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// TestDecidedFlowsPassTheStackBy: a transfer arrives whole, with one hop less, and
+// most of it was sent on by the programs; an inspected flow is looked at first.
+func TestDecidedFlowsPassTheStackBy(t *testing.T) {
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		if m.xdp != "off" {
+			testnet.NeedLinux(t, 6, 3, "the features of XDP that netdev tells")
+		}
+		b := newOffloadBench(t, m)
+		eachFamily(t, func(t *testing.T, fam family) {
+			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
+				t.Fatal(err)
+			}
+			arrived := b.Server.MustCapture(t, "eth0")
+			before := b.f.status()
+			conn := b.Client.MustDial(t, "tcp", at(fam.server, 7))
+			exchange(t, conn, 5)
+			echoes(t, conn, 4<<20)
+			datagrams := b.Client.MustDial(t, "udp", at(fam.server, 7))
+			exchange(t, datagrams, 100)
+			after := b.f.status()
+			expect(t, before, after, counts{"* drop *": 0})
+			if n := after.since(before, m.offloaded()); n < 1000 {
+				t.Errorf("%d packets passed the stack by, want nearly all of 4 MiB both ways: %+v", n, after.Kernel)
+			}
+			port := netip.MustParseAddrPort(datagrams.LocalAddr().String()).Port()
+			if got := headers(arrived, port); len(got) != 1 || got[header{ttl: 63}] != 100 {
+				t.Errorf("the server got datagrams with %v, want 100 with ttl 63", got)
+			}
+			server := b.serveTLS(t, fam)
+			before = b.f.status()
+			secure, err := b.Client.DialTLS(testnet.Patience(t), server.Addr.String(), server.ClientConfig("good.example"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			exchange(t, secure, 50)
+			_ = secure.Close()
+			after = b.f.status()
+			expect(t, before, after, counts{"tc queue *": 1, "* drop *": 0})
+			if n := after.since(before, m.offloaded()); n < 50 {
+				t.Errorf("%d packets of an inspected flow passed the stack by after the decision, want at least 50", n)
+			}
+		})
+	})
+}
+
+// TestOffloadFollowsTheRoutes: while a transfer runs its route moves to another
+// link, is forbidden, comes back, and the link's MTU shrinks.
+func TestOffloadFollowsTheRoutes(t *testing.T) {
+	m := mode{"clsact", "off"}
+	b := newOffloadBench(t, m)
+	other := testnet.End{Host: b.Server, Name: "eth1", Addrs: []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24")}}
+	if err := b.Net.Link(other, testnet.End{Host: b.Firewall, Name: "wan1", Addrs: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}}); err != nil {
+		t.Fatal(err)
+	}
+	b.f.eventually(t, "the new link is guarded", func(s status) bool { return strings.Contains(fmt.Sprint(s.Interfaces), "wan1") })
+	if _, err := b.Server.ServeTCPEcho(at(testnet.Server4, 7)); err != nil {
+		t.Fatal(err)
+	}
+	conn := b.Client.MustDial(t, "tcp", at(testnet.Server4, 7))
+	exchange(t, conn, 20)
+	before := b.f.status()
+	exchange(t, conn, 20)
+	if n := b.f.status().since(before, m.offloaded()); n < 40 {
+		t.Fatalf("%d packets passed the stack by before the route moved, want at least 40", n)
+	}
+	first, second := b.Server.MustCapture(t, "eth0"), b.Server.MustCapture(t, "eth1")
+	host := netip.PrefixFrom(testnet.Server4, 32)
+	if err := b.Firewall.Route(host, netip.MustParseAddr("203.0.113.2")); err != nil {
+		t.Fatal(err)
+	}
+	seen := func(c *testnet.Capture) int {
+		return serverSees(c, func(p testnet.Packet) bool { return p.TCP != nil && p.Src.Addr() == testnet.Client4 })
+	}
+	old := seen(first)
+	before = b.f.status()
+	exchange(t, conn, 20)
+	if n := seen(first) - old; n != 0 || seen(second) < 20 {
+		t.Errorf("behind the new route %d packets went the old way, %d the new one", n, seen(second))
+	}
+	if n := b.f.status().since(before, m.offloaded()); n < 30 {
+		t.Errorf("%d packets passed the stack by behind the new route, want it learnt", n)
+	}
+	b.replaceRoute(t, &netlink.Route{Dst: &net.IPNet{IP: host.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_UNREACHABLE})
+	before = b.f.status()
+	if _, err := conn.Write([]byte("into the void")); err != nil {
+		t.Fatal(err)
+	}
+	after := b.f.eventually(t, "the stack has refused a packet", func(s status) bool { return s.since(before, "tc pass flow") > 0 })
+	expect(t, before, after, counts{"tc pass offloaded": 0})
+}
+
+// TestOffloadStaysOffNAT: a masqueraded flow needs the stack for each packet.
+func TestOffloadStaysOffNAT(t *testing.T) {
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		b := newOffloadBench(t, m)
+		b.masquerade(t)
+		eachFamily(t, func(t *testing.T, fam family) {
+			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
+				t.Fatal(err)
+			}
+			before := b.f.status()
+			echoes(t, b.Client.MustDial(t, "tcp", at(fam.server, 7)), 1<<20)
+			exchange(t, b.Client.MustDial(t, "udp", at(fam.server, 7)), 50)
+			expect(t, before, b.f.status(), counts{"* * offloaded": 0, "* drop *": 0})
+		})
+	})
+}
+
+// TestOffloadEndsWithItsPolicy: a reload that takes offload away, or denies, holds
+// from the next packet on; a smaller MTU is told to the sender.
+func TestOffloadEndsWithItsPolicy(t *testing.T) {
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		if m.xdp != "off" {
+			testnet.NeedLinux(t, 6, 3, "the features of XDP that netdev tells")
+		}
+		b := newOffloadBench(t, m)
+		eachFamily(t, func(t *testing.T, fam family) {
+			b.f.reload(t, offloadPolicy)
+			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
+				t.Fatal(err)
+			}
+			conn := b.Client.MustDial(t, "tcp", at(fam.server, 7))
+			exchange(t, conn, 10)
+			before := b.f.status()
+			exchange(t, conn, 10)
+			if n := b.f.status().since(before, m.offloaded()); n < 20 {
+				t.Errorf("%d packets passed the stack by, want 20", n)
+			}
+			host := netip.PrefixFrom(fam.server, fam.server.BitLen())
+			for _, mtu := range []int{1300, 1500} {
+				if err := b.Firewall.RouteMTU(host, b.Wan, mtu); err != nil {
+					t.Fatal(err)
+				}
+				echoes(t, conn, 1<<20) // by path MTU discovery
+			}
+			b.f.reload(t, strings.Replace(offloadPolicy, "offload: forward", "offload: none", 1))
+			before = b.f.status()
+			exchange(t, conn, 10)
+			expect(t, before, b.f.status(), counts{"* * offloaded": 0, "* drop *": 0})
+			b.f.reload(t, offloadPolicy)
+			exchange(t, conn, 10)
+			b.f.reload(t, strings.Replace(offloadPolicy, "dport: 7, action: accept", "dport: 7, action: drop", 1))
+			before = b.f.status()
+			if _, err := conn.Write([]byte("denied")); err != nil {
+				t.Fatal(err)
+			}
+			after := b.f.eventually(t, "the denied flow's packet is dropped", func(s status) bool { return s.since(before, "* drop flow") > 0 })
+			expect(t, before, after, counts{"* * offloaded": 0})
+		})
+	})
+}
+
+func (b *bench) replaceRoute(tb testing.TB, r *netlink.Route) {
+	tb.Helper()
+	if err := b.Firewall.Netlink().RouteReplace(r); err != nil {
+		tb.Fatal(err)
+	}
+}
