@@ -128,7 +128,7 @@ __noinline int parse_quoted(struct __sk_buff *skb, __u32 offset, struct packet *
 	__u8 *version = c.data + offset;
 	if ((void *)(version + 1) > c.end)
 		return PARSED_SHORT;
-	return (*version >> 4) == 4 ? parse_ipv4(&c, p) : parse_ipv6(&c, p);
+	return parse_ip(&c, p, bpf_htons((*version >> 4) == 4 ? ETH_P_IP : ETH_P_IPV6));
 }
 
 static __always_inline int read_skb(struct __sk_buff *skb, struct packet *p)
@@ -427,6 +427,7 @@ int fw_xdp(struct xdp_md *ctx)
 	struct judgement j = judged(VERDICT_PASS, REASON_NEXT);
 	struct cursor c = {
 		.xdp = ctx,
+		.is_xdp = true,
 		.data = (void *)(long)ctx->data,
 		.end = (void *)(long)ctx->data_end,
 		.frame_len = ctx->data_end - ctx->data,

@@ -72,7 +72,8 @@ struct packet {
 // follows with far fewer states.
 struct cursor {
 	struct __sk_buff *skb; // this
-	struct xdp_md *xdp;    // or this
+	struct xdp_md *xdp;    // or, with is_xdp, this
+	bool is_xdp;	       // a constant for each program
 	void *data;
 	void *end;
 	__u32 frame_len;
@@ -112,9 +113,20 @@ static __always_inline void map_v4(__u8 addr[16], __be32 v4)
 
 static __always_inline bool read_at(const struct cursor *c, __u32 offset, void *to, __u32 len)
 {
-	if (c->skb)
-		return bpf_skb_load_bytes(c->skb, offset, to, len) == 0;
-	return bpf_xdp_load_bytes(c->xdp, offset, to, len) == 0;
+	if (c->is_xdp)
+		return bpf_xdp_load_bytes(c->xdp, offset, to, len) == 0;
+	return bpf_skb_load_bytes(c->skb, offset, to, len) == 0;
+}
+
+// read_l4 reads a transport header, in place where it is near enough.
+static __always_inline bool read_l4(const struct cursor *c, __u32 offset, void *to, __u32 len)
+{
+	void *at = c->data + (offset & 0xff);
+
+	if (offset > 0xff || at + len > c->end)
+		return read_at(c, offset, to, len);
+	__builtin_memcpy(to, at, len);
+	return true;
 }
 
 static __always_inline int parse_icmp(const struct cursor *c, struct packet *p, __u8 request,
@@ -138,7 +150,7 @@ static __always_inline int parse_tcp(const struct cursor *c, struct packet *p)
 {
 	struct tcphdr tcp;
 
-	if (p->l4_len < sizeof(tcp) || !read_at(c, p->l4, &tcp, sizeof(tcp)))
+	if (p->l4_len < sizeof(tcp) || !read_l4(c, p->l4, &tcp, sizeof(tcp)))
 		return PARSED_MALFORMED;
 	if (tcp.doff < 5 || tcp.doff * 4 > p->l4_len)
 		return PARSED_MALFORMED;
@@ -156,7 +168,7 @@ static __always_inline int parse_ports(const struct cursor *c, struct packet *p)
 {
 	struct udphdr udp;
 
-	if (p->l4_len < sizeof(udp) || !read_at(c, p->l4, &udp, sizeof(udp)))
+	if (p->l4_len < sizeof(udp) || !read_l4(c, p->l4, &udp, sizeof(udp)))
 		return PARSED_MALFORMED;
 	p->sport = udp.source;
 	p->dport = udp.dest;
@@ -192,6 +204,7 @@ static __always_inline int parse_l4(const struct cursor *c, struct packet *p)
 	return PARSED;
 }
 
+// parse_ipv4 parses up to the transport header, like parse_ipv6.
 static __always_inline int parse_ipv4(const struct cursor *c, struct packet *p)
 {
 	struct iphdr *ip = c->data + p->l3;
@@ -218,7 +231,7 @@ static __always_inline int parse_ipv4(const struct cursor *c, struct packet *p)
 	p->fragment = (frag & (IP_MF | IP_OFFSET)) != 0;
 	p->later_fragment = (frag & IP_OFFSET) != 0;
 	p->fragment_id = ip->id;
-	return parse_l4(c, p);
+	return PARSED;
 }
 
 // is_mapped is an IPv4-mapped address. On the wire it has no meaning (RFC 4291
@@ -282,7 +295,7 @@ static __always_inline int parse_ipv6(const struct cursor *c, struct packet *p)
 		__u32 len;
 
 		if (!is_ipv6_ext(p->proto))
-			return parse_l4(c, p);
+			return PARSED;
 		if (p->l4_len < sizeof(ext) || !read_at(c, p->l4, &ext, sizeof(ext)))
 			return PARSED_MALFORMED;
 		len = ext_len(p->proto, &ext);
@@ -301,19 +314,21 @@ static __always_inline int parse_ipv6(const struct cursor *c, struct packet *p)
 		p->l4_len -= len;
 		// What follows in a later fragment is data, whatever it looks like.
 		if (p->later_fragment)
-			return parse_l4(c, p);
+			return PARSED;
 	}
 	// One more would be out of budget.
-	return is_ipv6_ext(p->proto) ? PARSED_MALFORMED : parse_l4(c, p);
+	return is_ipv6_ext(p->proto) ? PARSED_MALFORMED : PARSED;
 }
 
 static __always_inline int parse_ip(const struct cursor *c, struct packet *p, __be16 proto)
 {
+	int parsed = PARSED_NON_IP;
+
 	if (proto == bpf_htons(ETH_P_IP))
-		return parse_ipv4(c, p);
-	if (proto == bpf_htons(ETH_P_IPV6))
-		return parse_ipv6(c, p);
-	return PARSED_NON_IP;
+		parsed = parse_ipv4(c, p);
+	else if (proto == bpf_htons(ETH_P_IPV6))
+		parsed = parse_ipv6(c, p);
+	return parsed == PARSED ? parse_l4(c, p) : parsed;
 }
 
 static __always_inline int is_vlan(__be16 proto)
