@@ -13,10 +13,13 @@ FUZZTIME ?= 20s
 # kernels too.
 KERNEL_TESTS := ./internal/testnet ./loader ./userspace ./tests/netns
 
+# Other firewalls that ours is measured beside.
+PEERS := nftables iptables xdp-tools
+
 # What each kind of work needs from Debian, besides Go and make.
 GENERATE_DEPS := clang-$(CLANG) llvm-$(CLANG) libbpf-dev
 CHECK_DEPS := $(GENERATE_DEPS) clang-format-$(CLANG) git
-TEST_DEPS := gcc libc6-dev libnetfilter-queue-dev
+TEST_DEPS := gcc libc6-dev libnetfilter-queue-dev $(PEERS)
 KERNELS_DEPS := qemu-system-x86 xz-utils
 
 GO_FILES = $(shell git ls-files -co --exclude-standard '*.go')
@@ -98,10 +101,12 @@ bench-pktbuf: ## compare pktbuf with the C library
 	@.ci/deps $(TEST_DEPS)
 	$(GO) test ./bench/pktbuf -run '^$$' -bench '^BenchmarkCompare$$' -benchtime 1x
 
-bench-fastpath: ## measure what the kernel half costs; as root
+bench-fastpath: ## measure what the kernel half costs, beside others; as root; OUT=docs writes its page
 	@[ "$$(id -u)" = 0 ] || { echo "the benchmark makes network namespaces: run it as root" >&2; exit 1; }
+	@.ci/deps $(PEERS)
 	$(GO) test ./loader -run '^$$' -bench '^BenchmarkCost$$' -benchtime 1x
 	$(GO) test ./tests/netns -run '^$$' -bench '^BenchmarkSendfile$$' -benchtime 1x
+	$(GO) test ./bench/fastpath -run '^$$' -bench '^BenchmarkVeth$$' -benchtime 1x -timeout 1h $(if $(OUT),-out $(abspath $(OUT)))
 
 clean: ## remove what was built and downloaded
 	rm -rf bin .cache

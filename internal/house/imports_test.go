@@ -32,6 +32,7 @@ var arrows = map[string][]string{
 	"internal/house":         {},
 	"internal/pcap":          {},
 	"bench/pktbuf":           {"pktbuf"},
+	"bench/fastpath":         {},
 	"tests/netns":            {},
 }
 
