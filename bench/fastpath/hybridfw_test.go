@@ -105,13 +105,3 @@ func (s *site) start(policy string, flags ...string) *running {
 		}
 	}
 }
-
-// takes reports whether hybridfw's policy language has a rule's key.
-func (s *site) takes(p policyOf) bool {
-	s.b.Helper()
-	path, err := built()
-	if err != nil {
-		s.b.Fatal(err)
-	}
-	return s.Firewall.Command(path, "check", s.write("asked.yaml", p.text(s))).Run() == nil
-}

@@ -43,17 +43,16 @@ func BenchmarkVeth(b *testing.B) {
 
 // Names that ratios are about.
 const (
-	dropAll       = "XDP drops everything (limit)"
-	ownDrop       = "hybridfw XDP, list of 10,000"
-	ownDropMany   = "hybridfw XDP, list of 1 million"
-	nftSetMany    = "nft set of 1 million"
-	legacyMany    = "iptables-legacy 1,000 rules"
-	noFilter      = "no filter (limit)"
-	ownPass       = "hybridfw tc, 10 rules, list of 10,000"
-	nftKnown      = "nft ct established first, 10 rules"
-	bareRedirect  = "bare XDP redirect (limit)"
-	ownOffload    = "hybridfw, offload: forward"
-	ownOffloadKey = ", offload: forward"
+	dropAll      = "XDP drops everything (limit)"
+	ownDrop      = "hybridfw XDP, list of 10,000"
+	ownDropMany  = "hybridfw XDP, list of 1 million"
+	nftSetMany   = "nft set of 1 million"
+	legacyMany   = "iptables-legacy 1,000 rules"
+	noFilter     = "no filter (limit)"
+	ownPass      = "hybridfw tc, 10 rules, list of 10,000"
+	nftKnown     = "nft ct established first, 10 rules"
+	bareRedirect = "bare XDP redirect (limit)"
+	ownOffload   = "hybridfw XDP, offload: forward"
 )
 
 var dropFilters = []filter{
@@ -95,6 +94,8 @@ var forwardFilters = []filter{
 	{noFilter, none},
 	{bareRedirect, xdpRedirect},
 	{"hybridfw tc, 10 rules", hybridfw("off", policyOf{rules: 10})},
+	{"hybridfw tc, offload: forward", hybridfw("off", policyOf{rules: 10, also: ", offload: forward"})},
+	{ownOffload, hybridfw("native", policyOf{rules: 10, also: ", offload: forward"})},
 	{nftKnown, nftRules(10, true)},
 	{"nft 1,000 rules", nftRules(1000, false)},
 	{legacyMany, iptables("legacy", 1000)},
@@ -114,12 +115,7 @@ func passPart(b testing.TB, r *report) {
 }
 
 func forwardPart(b testing.TB, r *report) {
-	filters := slices.Clone(forwardFilters)
-	offload := policyOf{rules: 10, also: ownOffloadKey}
-	if newNetwork(b, forwarded).takes(offload) {
-		filters = append(filters, filter{ownOffload, hybridfw("native", offload)})
-	}
-	m := scenePart(b, r, "64 known flows through the host, forwarded", forwarded, filters)
+	m := scenePart(b, r, "64 known flows through the host, forwarded", forwarded, forwardFilters)
 	r.wantRatio("forward: hybridfw with offload: forward to a bare XDP redirect", m[ownOffload], m[bareRedirect], 1.3, true)
 }
 
@@ -172,6 +168,7 @@ func TestFilters(t *testing.T) {
 		},
 		&forwarded: {
 			{"none", none}, {"redirect", xdpRedirect}, {"hybridfw tc", hybridfw("off", policyOf{rules: 4})},
+			{"hybridfw, offload", hybridfw("native", policyOf{rules: 4, also: ", offload: forward"})},
 			{"nft known", nftRules(4, true)}, {"iptables-nft", iptables("nft", 4)},
 		},
 	} {
