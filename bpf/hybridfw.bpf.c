@@ -42,7 +42,7 @@ static __always_inline struct judgement judge_new(struct __sk_buff *skb, struct 
 		f.action = rule_at(n)->action;
 		f.mark = rule_at(n)->mark;
 		f.replies = rule_at(n)->replies;
-		count_rule(n, p);
+		count_rule(n, p, way.source, way.target);
 	}
 	if (over)
 		f.action = ACTION_DROP;
@@ -407,14 +407,16 @@ static __always_inline struct judgement judge_early(struct xdp_md *ctx, struct p
 		if (f)
 			return judged(VERDICT_PASS, REASON_NEXT);
 	}
-	if (!(source & SET_EARLY) || is_icmp_error(p) || is_vital_icmp(p) ||
-	    !find_sets(p, source, target_number(p), &s))
+	if (!(source & SET_EARLY) || is_icmp_error(p) || is_vital_icmp(p))
+		return judged(VERDICT_PASS, REASON_NEXT);
+	__u32 target = target_number(p);
+	if (!find_sets(p, source, target, &s))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 n = first_match(&s, zone_of(ctx->ingress_ifindex), ANY_ZONE, 0);
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
 	    rule_at(n)->action == ACTION_DROP &&
 	    (!any_limit || !rule_at(n)->limit || is_over(p, n, false))) {
-		count_rule(n, p);
+		count_rule(n, p, source, target);
 		return judged(VERDICT_DROP, REASON_RULE);
 	}
 	return judged(VERDICT_PASS, REASON_NEXT);

@@ -214,6 +214,15 @@ struct counter {
 	__u64 bytes;   // of frames
 };
 
+// Which of a rule's lists an address is in, where it names several.
+struct list_key {
+	__u32 set; // number of the address's set
+	__u16 rule;
+	__u8 dst; // of the destination
+	__u8 pad;
+};
+_Static_assert(sizeof(struct list_key) == 8, "list_key");
+
 // What a matched rule does; one entry per rule of the policy.
 struct rule {
 	__u16 mark; // ACTION_INSPECT: the mark field
@@ -228,7 +237,8 @@ struct rule {
 	__u8 ttl;      // 0: as it is
 	__u8 dscp;     // code point + 1; 0: as it is
 	__u8 offload;  // decided flows may pass the stack by
-	__u8 pad[3];
+	__u8 lists;    // it names several lists in one field: those are counted here
+	__u8 pad[2];
 };
 _Static_assert(sizeof(struct rule) == 24, "rule");
 

@@ -42,6 +42,7 @@ const volatile bool any_inspect;	   // some rule inspects
 const volatile bool any_limit;		   // some rule has a limit
 const volatile bool any_offload;	   // some flows may pass the stack by
 const volatile bool offload_default;	   // those that no rule has judged
+const volatile bool any_lists;		   // some rule names several lists in one field
 const volatile bool any_rewrite;	   // some rule rewrites
 const volatile bool limit_queue;	   // rate_limits[LIMIT_QUEUE] holds
 const volatile bool any_sport, any_dport;
@@ -174,6 +175,24 @@ struct {
 	__type(key, __u32);
 	__type(value, struct counter);
 } rule_counters SEC(".maps");
+
+// Packets that a rule with several lists in one field has judged, by the list of the
+// address. Where a rule names one list alone its own counter is the list's.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counter);
+} list_counters SEC(".maps");
+
+// Index into list_counters.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct list_key);
+	__type(value, __u32);
+} list_numbers SEC(".maps");
 
 // Buckets: the moment at which each will be full, CLOCK_MONOTONIC in ns.
 struct {

@@ -166,6 +166,14 @@ const (
 	FWLimitsRULE_NONE       FWLimits = 65535
 )
 
+type FWListKey struct {
+	_    structs.HostLayout
+	Set  uint32
+	Rule uint16
+	Dst  uint8
+	Pad  uint8
+}
+
 type FWPort struct {
 	_   structs.HostLayout
 	Mac [6]uint8
@@ -208,7 +216,8 @@ type FWRule struct {
 	Ttl     uint8
 	Dscp    uint8
 	Offload uint8
-	Pad     [3]uint8
+	Lists   uint8
+	Pad     [2]uint8
 }
 
 type FWVerdict uint32
@@ -231,6 +240,8 @@ const (
 	FWMapFragments       = "fragments"
 	FWMapHalfOpen        = "half_open"
 	FWMapLines           = "lines"
+	FWMapListCounters    = "list_counters"
+	FWMapListNumbers     = "list_numbers"
 	FWMapPorts           = "ports"
 	FWMapRuleCounters    = "rule_counters"
 	FWMapRuleSets        = "rule_sets"
@@ -251,6 +262,7 @@ const (
 	FWVarAnyInspect      = "any_inspect"
 	FWVarAnyIp           = "any_ip"
 	FWVarAnyLimit        = "any_limit"
+	FWVarAnyLists        = "any_lists"
 	FWVarAnyOffload      = "any_offload"
 	FWVarAnyRewrite      = "any_rewrite"
 	FWVarAnySport        = "any_sport"
@@ -346,6 +358,8 @@ type FWMapSpecs struct {
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	HalfOpen     *ebpf.MapSpec `ebpf:"half_open"`
 	Lines        *ebpf.MapSpec `ebpf:"lines"`
+	ListCounters *ebpf.MapSpec `ebpf:"list_counters"`
+	ListNumbers  *ebpf.MapSpec `ebpf:"list_numbers"`
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	RuleCounters *ebpf.MapSpec `ebpf:"rule_counters"`
 	RuleSets     *ebpf.MapSpec `ebpf:"rule_sets"`
@@ -368,6 +382,7 @@ type FWVariableSpecs struct {
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
 	AnyIp           *ebpf.VariableSpec `ebpf:"any_ip"`
 	AnyLimit        *ebpf.VariableSpec `ebpf:"any_limit"`
+	AnyLists        *ebpf.VariableSpec `ebpf:"any_lists"`
 	AnyOffload      *ebpf.VariableSpec `ebpf:"any_offload"`
 	AnyRewrite      *ebpf.VariableSpec `ebpf:"any_rewrite"`
 	AnySport        *ebpf.VariableSpec `ebpf:"any_sport"`
@@ -431,6 +446,8 @@ type FWMaps struct {
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	HalfOpen     *ebpf.Map `ebpf:"half_open"`
 	Lines        *ebpf.Map `ebpf:"lines"`
+	ListCounters *ebpf.Map `ebpf:"list_counters"`
+	ListNumbers  *ebpf.Map `ebpf:"list_numbers"`
 	Ports        *ebpf.Map `ebpf:"ports"`
 	RuleCounters *ebpf.Map `ebpf:"rule_counters"`
 	RuleSets     *ebpf.Map `ebpf:"rule_sets"`
@@ -451,6 +468,8 @@ func (m *FWMaps) Close() error {
 		m.Fragments,
 		m.HalfOpen,
 		m.Lines,
+		m.ListCounters,
+		m.ListNumbers,
 		m.Ports,
 		m.RuleCounters,
 		m.RuleSets,
@@ -474,6 +493,7 @@ type FWVariables struct {
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
 	AnyIp           *ebpf.Variable `ebpf:"any_ip"`
 	AnyLimit        *ebpf.Variable `ebpf:"any_limit"`
+	AnyLists        *ebpf.Variable `ebpf:"any_lists"`
 	AnyOffload      *ebpf.Variable `ebpf:"any_offload"`
 	AnyRewrite      *ebpf.Variable `ebpf:"any_rewrite"`
 	AnySport        *ebpf.Variable `ebpf:"any_sport"`

@@ -122,8 +122,8 @@ func (f *Firewall) swap(next *instance, g *generation) error {
 		return errors.Join(err, f.forgetJudgements(g.number))
 	}
 	f.instance = *next
-	if err := f.keepHits(&old); err != nil {
-		f.opts.Log.Warn("what the policy's rules have counted before is lost", "err", err)
+	if err := errors.Join(f.keepHits(&old), f.keepLists(&old)); err != nil {
+		f.opts.Log.Warn("what the policy's rules and lists have counted before is lost", "err", err)
 	}
 	f.settleInterfaces()
 	if err := f.closeInstance(&old); err != nil {

@@ -43,6 +43,8 @@ type Tables struct {
 	ip           *[maxIP]uint32 // as icmp
 
 	addrs            addrLines
+	lists            []listEntry
+	listCount        int // of the policy
 	sources, targets gen.FWAddressTable
 
 	early   bool // some rule drops whatever the zone out is
@@ -65,6 +67,7 @@ type tableRule struct {
 	limit   int    // number in Tables.limits, from 1
 	rewrite policy.Rewrite
 	offload bool
+	lists   bool   // names several lists in one field
 	after   uint32 // number of the set of the rules behind it, from 1
 }
 
@@ -112,6 +115,7 @@ func Compile(p *policy.Policy) (*Tables, error) {
 		return nil, fmt.Errorf("%s: its %d rules tell too many kinds of packets apart, more than %d: let fewer rules name lists or ranges that overlap in part, or write fewer rules",
 			p.File, len(p.Rules), maxSetBytes/(8*t.sets.words))
 	}
+	t.compileLists(p, src, dst)
 	t.sources = t.addrs.table(src, t.earlySets())
 	t.targets = t.addrs.table(dst, nil)
 	return t, nil
@@ -138,6 +142,7 @@ func compileRule(r *policy.Rule) tableRule {
 		anyZone: r.To == policy.ZoneNone,
 		anyVLAN: len(r.VLAN) == 0,
 		rewrite: r.Rewrite,
+		lists:   several(&r.Src) || several(&r.Dst),
 		offload: r.Offload == policy.OffloadForward,
 	}
 	if r.Action == policy.ActionInspect {

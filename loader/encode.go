@@ -54,6 +54,7 @@ func (t *Tables) setVariables(spec *ebpf.CollectionSpec, g *generation) error {
 		gen.FWVarAnyInspect:     t.inspect,
 		gen.FWVarAnyOffload:     t.offload,
 		gen.FWVarOffloadDefault: t.forward,
+		gen.FWVarAnyLists:       len(t.lists) > 0,
 		gen.FWVarAnyRewrite:     t.rewrite,
 		gen.FWVarAnyLimit:       len(t.limits) > 0,
 		gen.FWVarRateLimits:     t.encodeLimits(),
@@ -105,7 +106,7 @@ func (t *Tables) encodeRules() (rules [maxRules]gen.FWRule, err error) {
 			AnyZone: encodeBool(r.anyZone), AnyVlan: encodeBool(r.anyVLAN), Id: r.id,
 			Limit: uint16(r.limit), After: r.after,
 			Mss: uint16(r.rewrite.MSS), Ttl: uint8(r.rewrite.TTL), Dscp: uint8(r.rewrite.DSCP),
-			Offload: encodeBool(r.offload),
+			Offload: encodeBool(r.offload), Lists: encodeBool(r.lists),
 		}
 		if r.rewrite.PMTU {
 			rules[i].Mss = uint16(gen.FWLimitsMSS_PMTU)
@@ -173,6 +174,8 @@ func (t *Tables) sizeMaps(spec *ebpf.CollectionSpec) {
 	sets.Value = nil // it is of another size than the C type
 	for name, n := range map[string]int{
 		gen.FWMapRuleCounters: len(t.rules),
+		gen.FWMapListCounters: t.listCount,
+		gen.FWMapListNumbers:  len(t.lists),
 		gen.FWMapLines:        len(t.addrs.lines),
 	} {
 		spec.Maps[name].MaxEntries = uint32(max(1, n))
@@ -194,6 +197,7 @@ func (t *Tables) fillMaps(m *gen.FWMaps) error {
 		fill(m.RulesDport, count(len(t.dport)), t.dport),
 		fill(m.RulesIcmp, count(len(t.icmp)), t.icmp),
 		fill(m.RulesVlan, count(len(t.vlan)), t.vlan),
+		t.fillLists(m.ListNumbers),
 		t.addrs.write(m.Lines))
 }
 

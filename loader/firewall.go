@@ -60,10 +60,11 @@ type Firewall struct {
 	numbered uint32     // the last generation's number
 	current  atomic.Pointer[generation]
 
-	mu         sync.Mutex
-	instance                       // in force
-	hitsBefore map[uint32]RuleHits // by rule id: what earlier policies have counted
-	attached   map[int]*attachment // by ifindex
+	mu          sync.Mutex
+	instance                        // in force
+	hitsBefore  map[uint32]RuleHits // by rule id: what earlier policies have counted
+	listsBefore map[string]tally    // by name of a list: likewise
+	attached    map[int]*attachment // by ifindex
 }
 
 // Load compiles a policy and loads the programs with it. Nothing is attached

@@ -28,7 +28,8 @@ type Status struct {
 	Interfaces []loader.Interface       `json:"interfaces,omitempty"`
 	Kernel     loader.Stats             `json:"kernel"`         // by hook, verdict and reason
 	Hits       []loader.RuleHits        `json:"hits,omitempty"` // by rule
-	Hooks      []userspace.HookCounters `json:"hooks"`          // by netfilter hook: queued, and past the queue
+	Lists      []loader.ListHits        `json:"lists,omitempty"`
+	Hooks      []userspace.HookCounters `json:"hooks"` // by netfilter hook: queued, and past the queue
 	User       *userspace.Stats         `json:"user,omitempty"`
 	NamesLost  uint64                   `json:"names_lost"` // not logged
 }
@@ -96,6 +97,10 @@ func (d *daemon) status() (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
+	lists, err := d.kernel.Lists()
+	if err != nil {
+		return Status{}, err
+	}
 	user := d.stage.Stats()
 	p := d.policy.Load()
 	return Status{
@@ -108,6 +113,7 @@ func (d *daemon) status() (Status, error) {
 		Interfaces: d.kernel.Interfaces(),
 		Kernel:     kernel,
 		Hits:       hits,
+		Lists:      lists,
 		Hooks:      hooks,
 		User:       &user,
 		NamesLost:  d.names.lost.Load(),

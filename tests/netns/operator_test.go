@@ -3,6 +3,7 @@ package netns
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -170,7 +171,38 @@ func TestListRulesShowsWhatEachHasJudged(t *testing.T) {
 	if _, stderr, code := b.f.run("list", "rules", "--run-dir", b.f.runDir()); code != 1 || !strings.Contains(stderr, "not running") {
 		t.Errorf("after the stop: status %d, %s", code, stderr)
 	}
-	if _, stderr, code := b.f.run("list", "flows"); code != 2 || !strings.Contains(stderr, "expected what to list: rules") {
+	if _, stderr, code := b.f.run("list", "flows"); code != 2 || !strings.Contains(stderr, "expected what to list: rules or lists") {
 		t.Errorf("of what is not built: status %d, %s", code, stderr)
 	}
+}
+
+// TestListListsShowsWhatEachHasMatched in all modes: at XDP and behind it.
+func TestListListsShowsWhatEachHasMatched(t *testing.T) {
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		b := newBench(t, testnet.RoutedOptions{}, basePolicy, m.flags()...)
+		for _, fam := range families {
+			for range 3 {
+				b.send(t, testnet.Packet{Src: netip.AddrPortFrom(fam.bot, 4000), Dst: b.to(fam, 7), Payload: []byte("bot")})
+			}
+			b.barrier(t, fam)
+		}
+		stdout, stderr, code := b.f.run("list", "lists", "--run-dir", b.f.runDir(), "--json")
+		var lists []struct {
+			List, Type string
+			Line       int
+			Entries    int
+			Packets    *uint64
+		}
+		if err := json.Unmarshal([]byte(stdout), &lists); err != nil || code != 0 {
+			t.Fatalf("%v, status %d, %s", err, code, stderr)
+		}
+		if len(lists) != 2 || lists[0].List != "bots" || lists[0].Entries != 2 || lists[0].Line != 5 ||
+			lists[0].Packets == nil || *lists[0].Packets != 6 || lists[1].Type != "domain" || lists[1].Packets != nil {
+			t.Errorf("got %s", stdout)
+		}
+		stdout, _, code = b.f.run("list", "lists", "--run-dir", b.f.runDir())
+		if code != 0 || !strings.Contains(stdout, "bots  cidr    2        6 ") || !strings.Contains(stdout, "ads   domain  1        - ") {
+			t.Errorf("status %d, printed:\n%s", code, stdout)
+		}
+	})
 }
