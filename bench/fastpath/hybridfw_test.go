@@ -26,9 +26,10 @@ var built = sync.OnceValues(func() (string, error) {
 type policyOf struct {
 	rules, list int
 	also        string // keys of the last rule
+	kernelOnly  bool   // no rule inspects
 }
 
-// text has an inspecting rule, so that all of user space is there.
+// text has an inspecting rule, so that the nft table is there, unless none is wanted.
 func (p policyOf) text(s *site) string {
 	var t strings.Builder
 	fmt.Fprintf(&t, "version: 1\nzones: { lan: [%s], wan: [%s] }\ndefaults: { input: accept, forward: accept }\n", s.Lan, s.Wan)
@@ -40,7 +41,9 @@ func (p policyOf) text(s *site) string {
 	if p.list > 0 {
 		t.WriteString("  - { name: bots, src: \"@bots\", action: drop }\n")
 	}
-	t.WriteString("  - { name: web, from: lan, to: wan, proto: tcp, dport: 443, action: inspect, steps: [{ sni: ads.example, action: drop }, { action: accept }] }\n")
+	if !p.kernelOnly {
+		t.WriteString("  - { name: web, from: lan, to: wan, proto: tcp, dport: 443, action: inspect, steps: [{ sni: ads.example, action: drop }, { action: accept }] }\n")
+	}
 	for i := range max(0, p.rules-2) {
 		prefix, port := unmet(i)
 		fmt.Fprintf(&t, "  - { name: r%d, src: %s, proto: udp, dport: %d, action: drop }\n", i, prefix, port)

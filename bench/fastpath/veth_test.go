@@ -43,16 +43,17 @@ func BenchmarkVeth(b *testing.B) {
 
 // Names that ratios are about.
 const (
-	dropAll      = "XDP drops everything (limit)"
-	ownDrop      = "hybridfw XDP, list of 10,000"
-	ownDropMany  = "hybridfw XDP, list of 1 million"
-	nftSetMany   = "nft set of 1 million"
-	legacyMany   = "iptables-legacy 1,000 rules"
-	noFilter     = "no filter (limit)"
-	ownPass      = "hybridfw tc, 10 rules, list of 10,000"
-	nftKnown     = "nft ct established first, 10 rules"
-	bareRedirect = "bare XDP redirect (limit)"
-	ownOffload   = "hybridfw XDP, offload: forward"
+	dropAll       = "XDP drops everything (limit)"
+	ownDrop       = "hybridfw XDP, list of 10,000"
+	ownDropMany   = "hybridfw XDP, list of 1 million"
+	nftSetMany    = "nft set of 1 million"
+	legacyMany    = "iptables-legacy 1,000 rules"
+	noFilter      = "no filter (limit)"
+	ownPass       = "hybridfw tc, 10 rules, list of 10,000"
+	ownKernelOnly = "hybridfw tc, the same, nothing inspected"
+	nftKnown      = "nft ct established first, 10 rules"
+	bareRedirect  = "bare XDP redirect (limit)"
+	ownOffload    = "hybridfw XDP, offload: forward"
 )
 
 var dropFilters = []filter{
@@ -78,6 +79,7 @@ var passFilters = []filter{
 	{noFilter, none},
 	{ownPass, hybridfw("off", policyOf{rules: 10, list: 10_000})},
 	{"hybridfw XDP and tc, 10 rules, list of 10,000", hybridfw("native", policyOf{rules: 10, list: 10_000})},
+	{ownKernelOnly, hybridfw("off", policyOf{rules: 10, list: 10_000, kernelOnly: true})},
 	{"hybridfw tc, 1,000 rules", hybridfw("off", policyOf{rules: 1000})},
 	{"xdp-filter, 10,000 addresses", xdpFilter(10_000)},
 	{nftKnown, nftRules(10, true)},
@@ -111,6 +113,7 @@ func dropPart(b testing.TB, r *report) {
 func passPart(b testing.TB, r *report) {
 	m := scenePart(b, r, "64 known flows to the host, passed", passed, passFilters)
 	r.wantRatio("pass: hybridfw tc and its nft table to no filter", m[ownPass], m[noFilter], 1.25, true)
+	r.wantRatio("pass: hybridfw tc, nothing inspected, to no filter", m[ownKernelOnly], m[noFilter], 1.25, true)
 	r.wantRatio("pass: nft with ct state established first to hybridfw", m[nftKnown], m[ownPass], 1, false)
 }
 

@@ -179,7 +179,7 @@ func (d *daemon) apply(p, before *policy.Policy) error {
 		return err
 	}
 	old := d.steering.Load()
-	resteer := p.Failure.NoListener != before.Failure.NoListener
+	resteer := inspects(p) && !d.steers.Load() || p.Failure.NoListener != before.Failure.NoListener && d.steers.Load()
 	if err := d.stage.Apply(p); err != nil {
 		return errors.Join(err, d.stage.Apply(before))
 	}
@@ -187,12 +187,13 @@ func (d *daemon) apply(p, before *policy.Policy) error {
 		if err := steering.Install(); err != nil {
 			return errors.Join(err, d.stage.Apply(before))
 		}
-		d.steering.Store(steering)
+		d.steers.Store(true)
 	}
+	d.steering.Store(steering)
 	if err := d.kernel.Apply(p); err != nil {
 		err = errors.Join(err, d.stage.Apply(before))
+		d.steering.Store(old)
 		if resteer {
-			d.steering.Store(old)
 			err = errors.Join(err, old.Install())
 		}
 		return err

@@ -269,6 +269,7 @@ type daemon struct {
 	kernel   *loader.Firewall
 	stage    *userspace.Stage
 	steering atomic.Pointer[userspace.Steering]
+	steers   atomic.Bool // the nft table is there, from the first policy that needs it on
 	names    *nameLog
 	found    bool // an nft table that a process before has left
 	attached bool
@@ -324,8 +325,12 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 		return nil, err
 	}
 	d.steering.Store(steering)
-	if err = steering.Install(); err != nil {
-		return nil, err
+	// What a process before has left may go on marking until it is replaced.
+	if d.found || inspects(p) || len(loader.PinnedMarks(o.pinDir)) > 0 {
+		if err = steering.Install(); err != nil {
+			return nil, err
+		}
+		d.steers.Store(true)
 	}
 	go func() {
 		if err := d.stage.Run(); err != nil {
@@ -341,6 +346,12 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	return d, nil
 }
 
+// inspects tells whether a policy sends packets to user space. Where none does there
+// is no nft table, which costs every packet of the host.
+func inspects(p *policy.Policy) bool {
+	return slices.ContainsFunc(p.Rules, func(r policy.Rule) bool { return r.Action == policy.ActionInspect })
+}
+
 // keepTable makes the nft table again when others have removed it: 'nft flush
 // ruleset' stands at the top of many a rule file, and without the table marked
 // packets pass unjudged.
@@ -352,6 +363,9 @@ func (d *daemon) keepTable() {
 		case <-d.done:
 			return
 		case <-tick.C:
+		}
+		if !d.steers.Load() {
+			continue
 		}
 		there, err := d.steering.Load().Installed()
 		if err == nil && !there {

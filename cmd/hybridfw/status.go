@@ -89,9 +89,11 @@ func (d *daemon) status() (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	hooks, err := d.steering.Load().Counters()
-	if err != nil {
-		return Status{}, err
+	var hooks []userspace.HookCounters
+	if d.steers.Load() {
+		if hooks, err = d.steering.Load().Counters(); err != nil {
+			return Status{}, err
+		}
 	}
 	hits, err := d.kernel.Hits()
 	if err != nil {
