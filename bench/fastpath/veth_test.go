@@ -21,21 +21,16 @@ var (
 func BenchmarkVeth(b *testing.B) {
 	r := newReport(b)
 	for _, part := range strings.Split(*parts, ",") {
-		switch part {
-		case "drop":
-			dropPart(b, r)
-		case "pass":
-			passPart(b, r)
-		case "forward":
-			forwardPart(b, r)
-		case "bulk":
-			bulkPart(b, r)
-		case "growth":
-			growthPart(b, r)
-		case "apply":
-			applyPart(b, r)
-		default:
+		measure, ok := map[string]func(testing.TB, *report){
+			"drop": dropPart, "pass": passPart, "forward": forwardPart,
+			"bulk": bulkPart, "growth": growthPart, "apply": applyPart,
+		}[part]
+		if !ok {
 			b.Fatalf("there is no part %q", part)
+		}
+		// By itself, so that its networks are gone when the next one begins.
+		if !b.Run(part, func(b *testing.B) { measure(b, r); r.endTable() }) {
+			return
 		}
 	}
 	r.end()
@@ -96,6 +91,7 @@ var forwardFilters = []filter{
 	{noFilter, none},
 	{bareRedirect, xdpRedirect},
 	{"hybridfw tc, 10 rules", hybridfw("off", policyOf{rules: 10})},
+	{"hybridfw tc, the same, nothing inspected", hybridfw("off", policyOf{rules: 10, kernelOnly: true})},
 	{"hybridfw tc, offload: forward", hybridfw("off", policyOf{rules: 10, also: ", offload: forward"})},
 	{ownOffload, hybridfw("native", policyOf{rules: 10, also: ", offload: forward"})},
 	{nftKnown, nftRules(10, true)},
