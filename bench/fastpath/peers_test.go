@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	"github.com/hybridfw/hybridfw/internal/testnet"
 )
@@ -21,6 +23,37 @@ type filter struct {
 func none(*site) {}
 
 func xdpDropAll(s *site) { s.attach(s.Firewall, s.Lan, program(s.b, dropCode(counter(s.b)))) }
+
+func xdpPassAll(s *site) {
+	pass := asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()} // XDP_PASS
+	s.attach(s.Firewall, s.Lan, program(s.b, pass))
+}
+
+// tcAll gives everything one verdict, linux/pkt_cls.h.
+func tcAll(verdict int32) func(s *site) {
+	return func(s *site) {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()}})
+		if err != nil {
+			s.b.Fatalf("loading a tc program: %+v", err)
+		}
+		s.b.Cleanup(func() { prog.Close() })
+		s.Firewall.MustDo(s.b, func() error {
+			index, err := s.Firewall.Index(s.Lan)
+			if err != nil {
+				return err
+			}
+			l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: ebpf.AttachTCXIngress})
+			if err != nil {
+				return fmt.Errorf("attaching to %s: %w", s.Lan, err)
+			}
+			s.b.Cleanup(func() { _ = l.Close() })
+			return nil
+		})
+	}
+}
+
+const tcNext, tcShot = -1, 2
 
 // xdpRedirect forwards by a program that knows nothing but the way.
 func xdpRedirect(s *site) {

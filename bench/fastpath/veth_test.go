@@ -53,6 +53,7 @@ const (
 
 var dropFilters = []filter{
 	{dropAll, xdpDropAll},
+	{"tc drops everything (limit)", tcAll(tcShot)},
 	{ownDrop, hybridfw("native", policyOf{rules: 10, list: 10_000})},
 	{ownDropMany, hybridfw("native", policyOf{rules: 10, list: 1_000_000})},
 	{"hybridfw tc, list of 10,000", hybridfw("off", policyOf{rules: 10, list: 10_000})},
@@ -72,6 +73,8 @@ var dropFilters = []filter{
 
 var passFilters = []filter{
 	{noFilter, none},
+	{"tc passes everything (limit)", tcAll(tcNext)},
+	{"XDP passes everything (limit)", xdpPassAll},
 	{ownPass, hybridfw("off", policyOf{rules: 10, list: 10_000})},
 	{"hybridfw XDP and tc, 10 rules, list of 10,000", hybridfw("native", policyOf{rules: 10, list: 10_000})},
 	{ownKernelOnly, hybridfw("off", policyOf{rules: 10, list: 10_000, kernelOnly: true})},
@@ -155,13 +158,13 @@ func TestFilters(t *testing.T) {
 	*rounds, *roundFor = 5, time.Millisecond
 	for sc, filters := range map[*scene][]filter{
 		&dropped: {
-			{"XDP", xdpDropAll}, {"hybridfw XDP", hybridfw("native", policyOf{rules: 4, list: 100})},
+			{"XDP", xdpDropAll}, {"tc", tcAll(tcShot)}, {"hybridfw XDP", hybridfw("native", policyOf{rules: 4, list: 100})},
 			{"hybridfw tc", hybridfw("off", policyOf{rules: 4, list: 100})}, {"xdp-filter", xdpFilter(100)},
 			{"nft set", nftSet(100)}, {"nft ingress", nftIngress(100)}, {"nft", nftRules(4, false)},
 			{"iptables-legacy", iptables("legacy", 4)}, {"iptables-nft", iptables("nft", 4)},
 		},
 		&passed: {
-			{"none", none}, {"hybridfw XDP", hybridfw("native", policyOf{rules: 4, list: 100})},
+			{"none", none}, {"XDP", xdpPassAll}, {"tc", tcAll(tcNext)}, {"hybridfw XDP", hybridfw("native", policyOf{rules: 4, list: 100})},
 			{"hybridfw tc", hybridfw("off", policyOf{rules: 4})}, {"xdp-filter", xdpFilter(100)},
 			{"nft known", nftRules(4, true)}, {"nft set", nftSet(100)}, {"iptables-legacy", iptables("legacy", 4)},
 		},
