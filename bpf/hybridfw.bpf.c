@@ -305,6 +305,11 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		rejudge(skb, p, f, id.sender, skb->ingress_ifindex);
 	if (f && f->action == ACTION_DROP && !starts_flow(p))
 		return judged(VERDICT_DROP, REASON_FLOW);
+	// What a guarded port of an unguarded bridge let in, or the like, was judged
+	// there.
+	if (!guarded && skb->ingress_ifindex && f && f->action != ACTION_DROP && !f->via && f->in &&
+	    zone_of(f->in) != ZONE_NONE)
+		guarded = true;
 	if (guarded) {
 		// A connection that begins anew has nothing of the dropped one's. A
 		// judged packet says anew whether its replies are wanted.

@@ -218,3 +218,53 @@ func TestNoTokenIsTakenTwice(t *testing.T) {
 		}
 	})
 }
+
+// TestLimitsKeepTheirRateOverTime offers several times the rate for a second, from
+// some sources and to some destinations, and counts what passes: no more than the
+// burst and the rate's share of the time, and no less.
+func TestLimitsKeepTheirRateOverTime(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs more packets a second than an emulated or watched machine sends")
+	}
+	const rate, burst, interval = 200, 20, 5 * time.Millisecond
+	addr := netip.MustParseAddr
+	for _, c := range []struct {
+		per     string
+		src     []string
+		dst     []string
+		buckets int
+	}{
+		{"src", []string{"192.0.2.7", "192.0.2.8", "192.0.2.9"}, []string{"198.51.100.2"}, 3},
+		{"src", []string{"2001:db8:a::1", "2001:db8:a::2", "2001:db8:a:1::1"}, []string{"2001:db8:2::2"}, 2},
+		{"dst", []string{"192.0.2.7"}, []string{"198.51.100.2", "198.51.100.3"}, 2},
+		{"all", []string{"192.0.2.7", "192.0.2.8"}, []string{"198.51.100.2", "198.51.100.3"}, 1},
+	} {
+		t.Run(fmt.Sprint("per ", c.per, " ", c.src[0]), func(t *testing.T) {
+			on(t, limitPolicy(fmt.Sprintf("rate: %d/s, burst: %d, per: %s", rate, burst, c.per), "accept", "drop"), func(b *bench, f *Firewall) {
+				port, passed, offered := uint16(1), 0, 0
+				var idle time.Duration // beyond what a full bucket keeps
+				began, last := time.Now(), time.Now()
+				for time.Since(began) < time.Second {
+					for _, src := range c.src {
+						for _, dst := range c.dst {
+							port++
+							offered++
+							if b.arrives(f, b.lan, tcp(addr(src), addr(dst), port, 80, syn)) == passes {
+								passed++
+							}
+						}
+					}
+					idle += max(0, time.Since(last)-burst*interval)
+					last = time.Now()
+					time.Sleep(time.Millisecond)
+				}
+				took := time.Since(began)
+				most := c.buckets * (burst + int(took/interval) + 1)
+				least := c.buckets * (burst + int((took-idle)/interval) - 2)
+				if passed < least || passed > most || offered < 2*most {
+					t.Errorf("%d of %d packets passed in %v, want %d to %d", passed, offered, took, least, most)
+				}
+			})
+		})
+	}
+}
