@@ -403,7 +403,7 @@ static __always_inline struct judgement judge_early(struct xdp_md *ctx, struct p
 		struct flow *f = find_flow(p, &id, now, &half);
 		if (f && f->action == ACTION_DROP && !is_stale(f))
 			return judged(VERDICT_DROP, REASON_FLOW);
-		if (f && may_offload(p, f, id.sender) &&
+		if (f && may_offload(p, f, id.sender) && !is_rewritten(f, id.sender) &&
 		    forward_frame(ctx, p, id.sender ? f->out[1] : f->out[0]) == XDP_REDIRECT) {
 			refresh(f, now);
 			account(f, id.sender, p);

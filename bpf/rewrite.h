@@ -24,11 +24,14 @@ enum {
 
 static __always_inline void set_tos(struct __sk_buff *skb, struct packet *p, __u8 tos)
 {
-	if (tos == p->tos)
+	__u8 before = p->tos;
+
+	if (tos == before)
 		return;
+	p->tos = tos; // what routes by it goes by the new one
 	if (p->family == 4) {
 		if (!bpf_skb_store_bytes(skb, p->l3 + IPV4_TOS, &tos, 1, 0))
-			bpf_l3_csum_replace(skb, p->l3 + IPV4_CHECKSUM, bpf_htons(p->tos),
+			bpf_l3_csum_replace(skb, p->l3 + IPV4_CHECKSUM, bpf_htons(before),
 					    bpf_htons(tos), 2);
 		return;
 	}
@@ -144,6 +147,15 @@ __noinline int clamp_mss(struct __sk_buff *skb, struct packet *p, __u32 most, bo
 		after = __builtin_bswap16(after);
 	}
 	return bpf_l4_csum_replace(skb, p->l4 + TCP_CHECKSUM, before, after, 2);
+}
+
+// is_rewritten tells whether a flow's rule sets fields in the packets of a side, SYNs
+// aside. XDP leaves them to tc.
+static __always_inline bool is_rewritten(const struct flow *f, __u8 sender)
+{
+	if (!any_rewrite || sender != f->origin || f->rule >= MAX_RULES)
+		return false;
+	return rule_at(f->rule)->ttl || rule_at(f->rule)->dscp;
 }
 
 // rewrite sets the fields of a packet's rule. What came in is not at the end of

@@ -94,16 +94,78 @@ func TestDecidedFlowsPassTheStackBy(t *testing.T) {
 	})
 }
 
+// TestOffloadedPacketsAreRewritten: a flow whose rule rewrites headers passes the
+// stack by with the fields of its rule in every packet, of both hooks.
+func TestOffloadedPacketsAreRewritten(t *testing.T) {
+	rewriting := strings.Replace(offloadPolicy, "dport: 7, action: accept", "dport: 7, action: accept, rewrite: { ttl: 99, dscp: ef }", 1)
+	eachMode(t, twoModes, func(t *testing.T, m mode) {
+		if m.xdp != "off" {
+			testnet.NeedLinux(t, 6, 3, "the features of XDP that netdev tells")
+		}
+		b := newOffloadBench(t, m)
+		b.f.reload(t, rewriting)
+		eachFamily(t, func(t *testing.T, fam family) {
+			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
+				t.Fatal(err)
+			}
+			atServer, atClient := b.Server.MustCapture(t, "eth0"), b.Client.MustCapture(t, "eth0")
+			before := b.f.status()
+			datagrams := b.Client.MustDial(t, "udp", at(fam.server, 7))
+			exchange(t, datagrams, 100)
+			after := b.f.status()
+			expect(t, before, after, counts{"* drop *": 0})
+			// What XDP cannot rewrite it leaves to tc; answers have nothing set.
+			if n := after.since(before, "tc pass offloaded"); n < 90 {
+				t.Errorf("%d packets passed the stack by in tc, want nearly all of 100", n)
+			}
+			if n := after.since(before, m.offloaded()); n < 90 {
+				t.Errorf("%d answers passed the stack by, want nearly all of 100", n)
+			}
+			port := netip.MustParseAddrPort(datagrams.LocalAddr().String()).Port()
+			if got := headers(atServer, port); len(got) != 1 || got[header{99, 46, 0}] != 100 {
+				t.Errorf("the server got %v, want 100 with ttl 99, dscp 46", got)
+			}
+			if got := headers(atClient, 7); len(got) != 1 || got[header{63, 0, 0}] != 100 {
+				t.Errorf("the client got %v, want 100 with ttl 63", got)
+			}
+		})
+	})
+}
+
+// TestOffloadRoutesByTheRewrittenTOS: where the DSCP that a rule sets leads another
+// way, the packets that pass the stack by go it too.
+func TestOffloadRoutesByTheRewrittenTOS(t *testing.T) {
+	m := mode{"clsact", "off"}
+	b := newOffloadBench(t, m)
+	b.secondLink(t)
+	const tos = 4 << 2
+	b.f.reload(t, strings.Replace(offloadPolicy, "dport: 7, action: accept", "dport: 7, action: accept, rewrite: { dscp: 4 }", 1))
+	b.replaceRoute(t, &netlink.Route{
+		Dst: &net.IPNet{IP: testnet.Server4.AsSlice(), Mask: net.CIDRMask(32, 32)},
+		Gw:  net.IPv4(203, 0, 113, 2), Tos: tos,
+	})
+	if _, err := b.Server.ServeTCPEcho(at(testnet.Server4, 7)); err != nil {
+		t.Fatal(err)
+	}
+	first, second := b.Server.MustCapture(t, "eth0"), b.Server.MustCapture(t, "eth1")
+	conn := b.Client.MustDial(t, "udp", at(testnet.Server4, 7))
+	port := netip.MustParseAddrPort(conn.LocalAddr().String()).Port()
+	before := b.f.status()
+	exchange(t, conn, 50)
+	if n := b.f.status().since(before, m.offloaded()); n < 90 {
+		t.Errorf("%d packets passed the stack by, want nearly all of 100", n)
+	}
+	if got, other := headers(second, port), headers(first, port); len(got) != 1 || got[header{63, 4, 0}] != 50 || len(other) != 0 {
+		t.Errorf("by the route of its TOS came %v, by the other %v, want all 50 with dscp 4 by the first", got, other)
+	}
+}
+
 // TestOffloadFollowsTheRoutes: while a transfer runs its route moves to another
 // link, is forbidden, comes back, and the link's MTU shrinks.
 func TestOffloadFollowsTheRoutes(t *testing.T) {
 	m := mode{"clsact", "off"}
 	b := newOffloadBench(t, m)
-	other := testnet.End{Host: b.Server, Name: "eth1", Addrs: []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24")}}
-	if err := b.Net.Link(other, testnet.End{Host: b.Firewall, Name: "wan1", Addrs: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}}); err != nil {
-		t.Fatal(err)
-	}
-	b.f.eventually(t, "the new link is guarded", func(s status) bool { return strings.Contains(fmt.Sprint(s.Interfaces), "wan1") })
+	b.secondLink(t)
 	if _, err := b.Server.ServeTCPEcho(at(testnet.Server4, 7)); err != nil {
 		t.Fatal(err)
 	}
@@ -199,6 +261,16 @@ func TestOffloadEndsWithItsPolicy(t *testing.T) {
 			expect(t, before, after, counts{"* * offloaded": 0})
 		})
 	})
+}
+
+// secondLink joins the firewall and the server once more.
+func (b *bench) secondLink(t *testing.T) {
+	t.Helper()
+	server := testnet.End{Host: b.Server, Name: "eth1", Addrs: []netip.Prefix{netip.MustParsePrefix("203.0.113.2/24")}}
+	if err := b.Net.Link(server, testnet.End{Host: b.Firewall, Name: "wan1", Addrs: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/24")}}); err != nil {
+		t.Fatal(err)
+	}
+	b.f.eventually(t, "the new link is guarded", func(s status) bool { return strings.Contains(fmt.Sprint(s.Interfaces), "wan1") })
 }
 
 func (b *bench) replaceRoute(tb testing.TB, r *netlink.Route) {
