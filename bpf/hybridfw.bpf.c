@@ -319,9 +319,9 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		if (!starts_flow(p))
 			track(skb, f, p, &id, half);
 		// The other side's packets have their rule here where NAT hid it
-		// from fw_tc.
-		if (id.sender != f->origin)
-			note_rule(p, f, id.sender);
+		// from fw_tc; this side's may have kept the hop that a bridge does
+		// not take.
+		note_rule(p, f, id.sender);
 		note_forwarded(f, id.sender, skb->ifindex);
 		return judged(VERDICT_PASS, REASON_FORWARDED);
 	}

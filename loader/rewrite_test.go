@@ -144,7 +144,7 @@ func (b *bench) rewrites(f *Firewall, pkt *packet, w policy.Rewrite) {
 		ttl  int
 	}{
 		{"new flow comes in", arrives, pkt, skb{Ifindex: b.lan}, w, ttl},
-		{"it leaves", leaves, pkt, skb{Ifindex: b.wan, IngressIfindex: b.lan}, policy.Rewrite{}, 0},
+		{"it leaves", leaves, pkt, skb{Ifindex: b.wan, IngressIfindex: b.lan}, w, w.TTL},
 		{"the answer comes in", arrives, &answer, skb{Ifindex: b.wan}, onlyMSS, 0},
 		{"the answer leaves", leaves, &answer, skb{Ifindex: b.lan, IngressIfindex: b.wan}, onlyMSS, 0},
 		{"known flow comes in", arrives, pkt, skb{Ifindex: b.lan}, w, ttl},

@@ -155,3 +155,37 @@ func TestRewritesOfAForwardedPort(t *testing.T) {
 		_ = conn.Close()
 	})
 }
+
+// TestRewritesOnABridge: from port to port of a bridge, which takes no hop away,
+// packets leave with the hop limit of their rule.
+func TestRewritesOnABridge(t *testing.T) {
+	e := newEdge(t)
+	client, neighbour := e.MustHost(t, "client"), e.MustHost(t, "neighbour")
+	e.link(t, testnet.End{Host: client, Name: "eth0", Addrs: addrs("192.0.2.2/24", "2001:db8:1::2/64")}, testnet.End{Host: e.firewall, Name: "port0"})
+	e.link(t, testnet.End{Host: neighbour, Name: "eth0", Addrs: addrs("192.0.2.3/24", "2001:db8:1::3/64")}, testnet.End{Host: e.firewall, Name: "port1"})
+	if err := e.firewall.Bridge("br0", "port0", "port1"); err != nil {
+		t.Fatal(err)
+	}
+	e.f = start(t, e.firewall, `
+version: 1
+zones: { lan: ["port*"] }
+rules:
+  - { name: echo, from: lan, proto: udp, dport: 7, action: accept, rewrite: { dscp: ef, ttl: 99 } }
+`)
+	for _, target := range []string{"192.0.2.3", "2001:db8:1::3"} {
+		addr := netip.MustParseAddr(target)
+		if _, err := neighbour.ServeUDPEcho(at(addr, 7)); err != nil {
+			t.Fatal(err)
+		}
+		there, back := neighbour.MustCapture(t, "eth0"), client.MustCapture(t, "eth0")
+		conn := client.MustDial(t, "udp", at(addr, 7))
+		exchange(t, conn, 3)
+		port := netip.MustParseAddrPort(conn.LocalAddr().String()).Port()
+		if got := headers(there, port); len(got) != 1 || got[header{99, 46, 0}] != 3 {
+			t.Errorf("%s got %v, want 3 with ttl 99, dscp 46", target, got)
+		}
+		if got := headers(back, 7); len(got) != 1 || got[header{64, 0, 0}] != 3 {
+			t.Errorf("the client got from %s %v, want 3 as they were sent", target, got)
+		}
+	}
+}
