@@ -290,16 +290,20 @@ func twinPorts(ranges []PortRange, pkt Packet, port uint16) int {
 // TestShadowedIsSound: a rule that is called shadowed never decides a packet.
 func TestShadowedIsSound(t *testing.T) {
 	g := generator{rand.New(rand.NewPCG(11, 12))}
-	shadowed := 0
-	for range 500 {
+	shadowed, together := 0, 0
+	for range 3000 {
 		p := g.policy(t)
 		hidden := map[int]bool{}
+		s := shadows{spans: make(map[*List]addrRanges), left: maxCompare, joins: maxJoined}
+		var rules []condition
 		for i := range p.Rules {
-			for j := range i {
-				hidden[i] = hidden[i] || coversRule(&p.Rules[j], &p.Rules[i])
-			}
-			if hidden[i] {
+			rules = append(rules, s.condition(&p.Rules[i]))
+			by := s.shadowing(rules, i)
+			if hidden[i] = len(by) > 0; hidden[i] {
 				shadowed++
+			}
+			if len(by) > 1 {
+				together++
 			}
 		}
 		for range 60 {
@@ -309,8 +313,8 @@ func TestShadowedIsSound(t *testing.T) {
 			}
 		}
 	}
-	if shadowed < 150 {
-		t.Errorf("%d shadowed rules: the test tests little", shadowed)
+	if shadowed < 150 || together < 3 {
+		t.Errorf("%d shadowed rules, %d by several: the test tests little", shadowed, together)
 	}
 }
 
@@ -401,5 +405,6 @@ func TestReasonNames(t *testing.T) {
 func coversRule(a, b *Rule) bool {
 	s := shadows{spans: make(map[*List]addrRanges), left: maxCompare}
 	x, y := s.condition(a), s.condition(b)
-	return s.covers(&x, &y)
+	rest, ok := s.rest(&x, &y)
+	return ok && rest == dims
 }

@@ -1,24 +1,30 @@
 package policy
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // maxCompare bounds the comparisons of one policy: a file made to be slow is only
 // told less.
 const maxCompare = 1 << 26
 
+// maxJoined bounds likewise what is put in order, to look at several rules as one.
+const maxJoined = 1 << 19
+
 // maxExpanded is how many entries of a list are compared one by one. Longer ones
 // are told apart by name, and by the span of their addresses.
 const maxExpanded = 256
 
-// shadows finds rules for which an earlier one leaves nothing. It knows those
-// that one earlier rule covers condition by condition: what it finds is so, but
-// it does not find all.
+// shadows finds rules for which earlier ones leave nothing. It knows those that one
+// earlier rule covers condition by condition, and those that several cover which
+// differ in one condition: what it finds is so, but it does not find all.
 type shadows struct {
 	spans map[*List]addrRanges // of long lists
 	left  int                  // comparisons
+	joins int                  // ranges
 }
 
 // condition is a rule in a form that is quickly compared.
@@ -43,19 +49,64 @@ type addrRange struct{ first, last netip.Addr }
 
 // warnShadowed warns of rules that can never match.
 func (p *reader) warnShadowed() {
-	s := shadows{spans: make(map[*List]addrRanges), left: maxCompare}
+	s := shadows{spans: make(map[*List]addrRanges), left: maxCompare, joins: maxJoined}
 	rules := make([]condition, len(p.policy.Rules))
 	for i := range rules {
 		rules[i] = s.condition(&p.policy.Rules[i])
-		for j := range rules[:i] {
-			if s.covers(&rules[j], &rules[i]) {
-				p.warnf(rules[i].rule.Pos, "rules[%d] %s can never match: rules[%d] %s at %v matches all of its packets before it",
-					i, rules[i].rule.Name, j, rules[j].rule.Name, rules[j].rule.Pos)
-				break
-			}
+		if by := s.shadowing(rules, i); len(by) > 0 {
+			p.warnf(rules[i].rule.Pos, "rules[%d] %s can never match: %s before it", i, rules[i].rule.Name, named(rules, by))
 		}
 	}
 }
+
+// named says which rules match all packets of one behind them.
+func named(rules []condition, by []int) string {
+	const most = 4
+	var names []string
+	for _, j := range by {
+		names = append(names, fmt.Sprintf("rules[%d] %s at %v", j, rules[j].rule.Name, rules[j].rule.Pos))
+	}
+	switch {
+	case len(by) == 1:
+		return names[0] + " matches all of its packets"
+	case len(by) > most:
+		return fmt.Sprintf("%s and %d more match all of its packets together", strings.Join(names[:most], ", "), len(by)-most)
+	}
+	return strings.Join(names, ", ") + " match all of its packets together"
+}
+
+// shadowing gives the rules before rule i that leave it nothing.
+func (s *shadows) shadowing(rules []condition, i int) []int {
+	var alike [dims][]int // that cover it in all but one condition
+	for j := range rules[:i] {
+		rest, ok := s.rest(&rules[j], &rules[i])
+		if !ok {
+			continue
+		}
+		if rest == dims {
+			return []int{j}
+		}
+		alike[rest] = append(alike[rest], j)
+	}
+	for d := range dims {
+		if len(alike[d]) > 1 && s.together(rules, alike[d], &rules[i], d) {
+			return alike[d]
+		}
+	}
+	return nil
+}
+
+// dim is a condition in which several rules may cover one together.
+type dim int
+
+const (
+	dimProto dim = iota
+	dimSport
+	dimDport
+	dimSrc
+	dimDst
+	dims // all of them
+)
 
 func (s *shadows) condition(r *Rule) condition {
 	c := condition{rule: r, anyProto: len(r.Proto) == 0, sport: merged(r.Sport), dport: merged(r.Dport)}
@@ -88,24 +139,80 @@ func (s *shadows) address(m *AddrMatch) addrCondition {
 	return c
 }
 
-// covers tells whether a surely matches each packet that b matches. The cheap
-// comparisons come first.
-func (s *shadows) covers(a, b *condition) bool {
+// rest tells in which condition a may leave something of b, dims where in none; ok is
+// false where it may in several, or in another. The cheap comparisons come first.
+func (s *shadows) rest(a, b *condition) (rest dim, ok bool) {
 	x, y := a.rule, b.rule
 	if x.Limit.Limited() || !coversZone(x.From, x.NotFrom, y.From, y.NotFrom) || !coversZone(x.To, x.NotTo, y.To, y.NotTo) ||
 		x.Flags.Mask&y.Flags.Mask != x.Flags.Mask || x.Flags.Value != y.Flags.Value&x.Flags.Mask ||
 		x.DSCP != 0 && (y.DSCP == 0 || y.DSCP&^x.DSCP != 0) ||
-		x.Fragment != FragmentAny && x.Fragment != y.Fragment {
-		return false
+		x.Fragment != FragmentAny && x.Fragment != y.Fragment ||
+		!s.coversRanges(a.vlan, b.vlan) || !s.coversICMP(&x.ICMP, &y.ICMP) {
+		return 0, false
 	}
-	for i, bits := range b.proto {
-		if !a.anyProto && (b.anyProto || bits&^a.proto[i] != 0) {
+	rest = dims
+	for d, covers := range [dims]func() bool{
+		dimProto: func() bool { return a.anyProto || !b.anyProto && coversProto(&a.proto, &b.proto) },
+		dimSport: func() bool { return s.coversRanges(a.sport, b.sport) },
+		dimDport: func() bool { return s.coversRanges(a.dport, b.dport) },
+		dimSrc:   func() bool { return s.coversAddr(&a.src, &b.src) },
+		dimDst:   func() bool { return s.coversAddr(&a.dst, &b.dst) },
+	} {
+		if covers() {
+			continue
+		}
+		if rest != dims {
+			return 0, false
+		}
+		rest = dim(d)
+	}
+	return rest, true
+}
+
+func coversProto(a, b *[256 / 64]uint64) bool {
+	for i, bits := range b {
+		if bits&^a[i] != 0 {
 			return false
 		}
 	}
-	return s.coversRanges(a.sport, b.sport) && s.coversRanges(a.dport, b.dport) && s.coversRanges(a.vlan, b.vlan) &&
-		s.coversICMP(&x.ICMP, &y.ICMP) &&
-		s.coversAddr(&a.src, &b.src) && s.coversAddr(&a.dst, &b.dst)
+	return true
+}
+
+// together tells whether rules that cover b in all other conditions cover it in this
+// one, too, if all are taken together.
+func (s *shadows) together(rules []condition, by []int, b *condition, d dim) bool {
+	var all condition
+	addr := func(c *addrCondition, more *addrCondition) {
+		if !more.not {
+			c.ranges, c.long = append(c.ranges, more.ranges...), append(c.long, more.long...)
+		}
+	}
+	for _, j := range by {
+		r := &rules[j]
+		s.joins -= 1 + len(r.sport) + len(r.dport) + len(r.src.ranges) + len(r.dst.ranges)
+		if s.joins < 0 {
+			return false
+		}
+		for i, bits := range r.proto {
+			all.proto[i] |= bits
+		}
+		all.sport, all.dport = append(all.sport, r.sport...), append(all.dport, r.dport...)
+		addr(&all.src, &r.src)
+		addr(&all.dst, &r.dst)
+	}
+	switch d {
+	case dimProto:
+		return !b.anyProto && coversProto(&all.proto, &b.proto)
+	case dimSport:
+		return s.coversRanges(merged(all.sport), b.sport)
+	case dimDport:
+		return s.coversRanges(merged(all.dport), b.dport)
+	case dimSrc:
+		all.src.ranges = joined(all.src.ranges)
+		return s.coversAddr(&all.src, &b.src)
+	}
+	all.dst.ranges = joined(all.dst.ranges)
+	return s.coversAddr(&all.dst, &b.dst)
 }
 
 // spend counts comparisons. It returns false where there were too many.
@@ -243,6 +350,11 @@ func rangesOf(prefixes []netip.Prefix) addrRanges {
 	for i, p := range prefixes {
 		ranges[i] = addrRange{p.Addr(), lastOf(p)}
 	}
+	return joined(ranges)
+}
+
+// joined puts ranges in order and joins those that touch.
+func joined(ranges addrRanges) addrRanges {
 	slices.SortFunc(ranges, func(a, b addrRange) int { return a.first.Compare(b.first) })
 	out := ranges[:0]
 	for _, r := range ranges {

@@ -107,3 +107,39 @@ func TestShadowsOfManyRulesAreBounded(t *testing.T) {
 		t.Errorf("warnings: %v", p.Warnings[0])
 	}
 }
+
+// TestRulesShadowTogether: rules that differ in one condition are looked at as one.
+func TestRulesShadowTogether(t *testing.T) {
+	for _, c := range []struct {
+		rules []string // the last one is asked about
+		by    string   // "" where it may match
+	}{
+		{[]string{"dport: 1-99", "dport: 100-200", "dport: 50-150"}, "rules[0] r0 at 5:5, rules[1] r1 at 6:5 match all"},
+		{[]string{"dport: 1-99", "dport: 101-200", "dport: 50-150"}, ""},
+		{[]string{"dport: 1-99", "dport: 100-200, src: 10.0.0.0/8", "dport: 50-150"}, ""},
+		{[]string{"dport: 1-99", "dport: 100-200", "dport: 50-150, src: 10.0.0.0/8"}, "rules[0] r0 at 5:5, rules[1] r1 at 6:5 match all"},
+		{[]string{"src: 10.0.0.0/9", "src: 10.128.0.0/9, dst: 1.0.0.0/8", "src: 10.128.0.0/9", "src: 10.0.0.0/8"}, "rules[0] r0 at 5:5, rules[2] r2 at 7:5 match all"},
+		{[]string{"dst: 10.0.0.0/9", "dst: 10.129.0.0/16", "dst: 10.0.0.0/8"}, ""},
+		{[]string{"sport: 1-5", "sport: 6-9", "sport: [2, 8]"}, "rules[0] r0 at 5:5, rules[1] r1 at 6:5 match all"},
+		{[]string{`src: "!10.0.0.0/8"`, "src: 10.0.0.0/8", ""}, ""}, // is so, and is not looked at
+		{[]string{"dport: 1", "dport: 2", "dport: 3", "dport: 4", "dport: 5", "dport: 1-5"}, "rules[3] r3 at 8:5 and 1 more match all"},
+	} {
+		text := zonesHead + "rules:\n#\n"
+		for i, r := range c.rules {
+			if r != "" {
+				r = ", " + r
+			}
+			text += fmt.Sprintf("  - {name: r%d, action: drop, proto: tcp%s}\n", i, r)
+		}
+		p := mustParse(t, text)
+		last := fmt.Sprintf("rules[%d] r%d can never match: ", len(c.rules)-1, len(c.rules)-1)
+		got := fmt.Sprint(p.Warnings)
+		if c.by == "" && strings.Contains(got, last) || c.by != "" && (!strings.Contains(got, last) || !strings.Contains(got, c.by)) {
+			t.Errorf("%q: %v, want %q", c.rules, p.Warnings, c.by)
+		}
+	}
+	p := mustParse(t, zonesHead+"rules:\n  - {name: a, action: drop, proto: tcp}\n  - {name: b, action: drop, proto: udp}\n  - {name: c, action: drop, proto: [tcp, udp]}\n")
+	if !strings.Contains(fmt.Sprint(p.Warnings), "rules[2] c can never match: rules[0] a at 4:5, rules[1] b at 5:5 match all of its packets together before it") {
+		t.Errorf("%v", p.Warnings)
+	}
+}
