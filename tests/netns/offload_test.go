@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"github.com/hybridfw/hybridfw/internal/testnet"
@@ -77,6 +79,7 @@ func TestDecidedFlowsPassTheStackBy(t *testing.T) {
 			if got := headers(arrived, port); len(got) != 1 || got[header{ttl: 63}] != 100 {
 				t.Errorf("the server got datagrams with %v, want 100 with ttl 63", got)
 			}
+			b.expires(t, fam, datagrams)
 			server := b.serveTLS(t, fam)
 			before = b.f.status()
 			secure, err := b.Client.DialTLS(testnet.Patience(t), server.Addr.String(), server.ClientConfig("good.example"))
@@ -92,6 +95,33 @@ func TestDecidedFlowsPassTheStackBy(t *testing.T) {
 			}
 		})
 	})
+}
+
+// expires sends a datagram whose last hop is the firewall by a flow that passes the
+// stack by: the stack says that its time is over.
+func (b *bench) expires(t *testing.T, fam family, conn net.Conn) {
+	t.Helper()
+	told, arrived := b.Client.MustCapture(t, "eth0"), b.Server.MustCapture(t, "eth0")
+	// Behind the Ethernet header: where the protocol stands, and the ICMP type.
+	protocol, icmp, err := [2]int{14 + 9, unix.IPPROTO_ICMP}, [2]int{14 + 20, 11}, ipv4.NewConn(conn).SetTTL(1)
+	if fam.server.Is6() {
+		protocol, icmp, err = [2]int{14 + 6, unix.IPPROTO_ICMPV6}, [2]int{14 + 40, 3}, ipv6.NewConn(conn).SetHopLimit(1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write([]byte("one hop")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := told.Wait(testnet.Patience(t), func(f testnet.Frame) bool {
+		return !f.Out && len(f.Data) > icmp[0] && int(f.Data[protocol[0]]) == protocol[1] && int(f.Data[icmp[0]]) == icmp[1]
+	}); err != nil {
+		t.Errorf("no time exceeded: %v", err)
+	}
+	port := netip.MustParseAddrPort(conn.LocalAddr().String()).Port()
+	if got := headers(arrived, port); len(got) != 0 {
+		t.Errorf("the server got %v of a datagram with hop limit 1, want nothing", got)
+	}
 }
 
 // TestOffloadedPacketsAreRewritten: a flow whose rule rewrites headers passes the
@@ -161,7 +191,7 @@ func TestOffloadRoutesByTheRewrittenTOS(t *testing.T) {
 }
 
 // TestOffloadFollowsTheRoutes: while a transfer runs its route moves to another
-// link, is forbidden, comes back, and the link's MTU shrinks.
+// link, which goes down, so that it moves back, and is then forbidden.
 func TestOffloadFollowsTheRoutes(t *testing.T) {
 	m := mode{"clsact", "off"}
 	b := newOffloadBench(t, m)
@@ -192,6 +222,16 @@ func TestOffloadFollowsTheRoutes(t *testing.T) {
 	}
 	if n := b.f.status().since(before, m.offloaded()); n < 30 {
 		t.Errorf("%d packets passed the stack by behind the new route, want it learnt", n)
+	}
+	b.linkDown(t, "wan1")
+	old, gone := seen(first), seen(second)
+	before = b.f.status()
+	exchange(t, conn, 20)
+	if back, n := seen(first)-old, seen(second)-gone; n != 0 || back < 20 {
+		t.Errorf("with the link down %d packets went by the link left, want at least 20, and %d by the other", back, n)
+	}
+	if n := b.f.status().since(before, m.offloaded()); n < 30 {
+		t.Errorf("%d packets passed the stack by with the other link down, want it learnt", n)
 	}
 	b.replaceRoute(t, &netlink.Route{Dst: &net.IPNet{IP: host.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_UNREACHABLE})
 	before = b.f.status()
@@ -276,6 +316,18 @@ func (b *bench) secondLink(t *testing.T) {
 func (b *bench) replaceRoute(tb testing.TB, r *netlink.Route) {
 	tb.Helper()
 	if err := b.Firewall.Netlink().RouteReplace(r); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (b *bench) linkDown(tb testing.TB, name string) {
+	tb.Helper()
+	h := b.Firewall.Netlink()
+	link, err := h.LinkByName(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := h.LinkSetDown(link); err != nil {
 		tb.Fatal(err)
 	}
 }
