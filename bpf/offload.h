@@ -84,7 +84,8 @@ __noinline int forward_skb(struct __sk_buff *skb, struct packet *p, __u32 out)
 	__u32 in = skb->ifindex;
 	__u8 macs[MACS];
 
-	if (!p || skb->pkt_type != PACKET_HOST || !bpf_map_lookup_elem(&ports, &in))
+	if (!p || skb->pkt_type != PACKET_HOST || !bpf_map_lookup_elem(&ports, &in) ||
+	    !bpf_map_lookup_elem(&ports, &out))
 		return -1;
 	__u32 len = skb->len - p->l3;
 	if (skb->gso_size)

@@ -91,6 +91,13 @@ func TestOffloadedPacketsAreThoseOfARouter(t *testing.T) {
 				t.Errorf("%d packets counted as offloaded, want 3", n)
 			}
 			b.notOffloaded(f, data)
+			// A reload has taken the interface out of its zone.
+			if err := f.objs.Ports.Delete(b.wan); err != nil {
+				t.Fatal(err)
+			}
+			if code, _ := b.through(f.objs.FwTc, b.addressed(data.checked(t), "lan0"), skb{Ifindex: b.lan}); code != tcNext {
+				t.Errorf("to an interface that is not guarded any more: verdict %d", code)
+			}
 		})
 	})
 }
