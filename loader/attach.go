@@ -225,7 +225,7 @@ func (f *Firewall) Watch(done <-chan struct{}) error {
 		return fmt.Errorf("watching interfaces: %w", err)
 	}
 	if err := f.watchTakers(done); err != nil {
-		f.opts.Log.Info("this kernel does not tell which interfaces take frames from XDP", "err", err)
+		f.opts.Log.Debug("this kernel does not tell which interfaces take frames from XDP", "err", err)
 	}
 	for u := range updates {
 		if u.Header.Type == rtmDelLink {

@@ -65,6 +65,7 @@ type Firewall struct {
 	hitsBefore  map[uint32]RuleHits // by rule id: what earlier policies have counted
 	listsBefore map[string]tally    // by name of a list: likewise
 	attached    map[int]*attachment // by ifindex
+	seesTakers  bool                // changes of what takes frames from XDP are seen
 }
 
 // Load compiles a policy and loads the programs with it. Nothing is attached

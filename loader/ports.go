@@ -10,6 +10,7 @@ import (
 	nl "github.com/mdlayher/netlink"
 	"github.com/mdlayher/netlink/nlenc"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/hybridfw/hybridfw/gen"
 	"github.com/hybridfw/hybridfw/policy"
@@ -118,8 +119,12 @@ const (
 
 // xdpTakers asks the kernel which interfaces take frames from XDP at this moment: a
 // veth, for one, only while its peer can receive them; a frame for another would
-// vanish. A kernel that cannot tell (before Linux 6.3) names none.
+// vanish. None is named by a kernel that cannot tell (before Linux 6.3), and while
+// nobody sees it change. The caller holds f.mu.
 func (f *Firewall) xdpTakers() map[int]bool {
+	if !f.seesTakers {
+		return nil
+	}
 	takes, err := xdpTakers()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		f.opts.Log.Warn("XDP passes nothing on", "err", err)
@@ -184,17 +189,26 @@ func (f *Firewall) watchTakers(done <-chan struct{}) error {
 			return errors.Join(err, conn.Close())
 		}
 	}
+	see := func(sees bool) {
+		f.mu.Lock()
+		f.seesTakers = sees
+		f.mu.Unlock()
+		f.settlePorts()
+	}
+	see(true)
 	go func() {
 		<-done
 		_ = conn.Close() // ends Receive
 	}()
 	go func() {
 		for {
-			if _, _, err := conn.Receive(); err != nil {
+			// More news than fit: what is settled is what is so now.
+			if _, _, err := conn.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				select {
 				case <-done:
 				default:
-					f.opts.Log.Warn("changes of XDP features are not seen any more", "err", err)
+					f.opts.Log.Warn("changes of XDP features are not seen any more: XDP passes nothing on", "err", err)
+					see(false)
 				}
 				return
 			}
