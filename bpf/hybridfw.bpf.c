@@ -281,15 +281,11 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 {
 	int parsed = read_skb(skb, p);
 	__u64 now = bpf_ktime_get_coarse_ns();
-	struct way way = {.from = ZONE_HOST, .to = zone_of(skb->ifindex)};
-	bool guarded = false; // judged already, by fw_tc
+	__u8 from = skb->ingress_ifindex ? zone_of(skb->ingress_ifindex) : ZONE_HOST;
+	bool guarded = skb->ingress_ifindex && from != ZONE_NONE; // judged already, by fw_tc
 	struct judgement j;
 	struct flow_id id;
 
-	if (skb->ingress_ifindex) {
-		way.from = zone_of(skb->ingress_ifindex);
-		guarded = way.from != ZONE_NONE;
-	}
 	if (parsed != PARSED)
 		return unparsed(parsed);
 	if (p->later_fragment)
@@ -314,7 +310,7 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		// A connection that begins anew has nothing of the dropped one's. A
 		// judged packet says anew whether its replies are wanted.
 		if (!f || f->action == ACTION_DROP || (stale && f->via && id.sender == f->origin))
-			return follow(skb, p, &id, way.from, half ? NULL : f, now);
+			return follow(skb, p, &id, from, half ? NULL : f, now);
 		refresh(f, now);
 		if (!starts_flow(p))
 			track(skb, f, p, &id, half);
@@ -333,6 +329,8 @@ static __always_inline struct judgement judge_leaving(struct __sk_buff *skb, str
 		note_rule(p, f, id.sender);
 		j = judged(VERDICT_PASS, REASON_FLOW);
 	} else {
+		struct way way = {.from = from, .to = zone_of(skb->ifindex)};
+
 		j = judge_new(skb, p, &id, way, half ? NULL : f);
 	}
 	return p->fragment ? note_fragment(p, j) : j;

@@ -63,11 +63,11 @@ func TestDecidedFlowsPassTheStackBy(t *testing.T) {
 			if _, err := b.Server.ServeTCPEcho(at(fam.server, 7)); err != nil {
 				t.Fatal(err)
 			}
-			arrived := b.Server.MustCapture(t, "eth0")
 			before := b.f.status()
 			conn := b.Client.MustDial(t, "tcp", at(fam.server, 7))
 			exchange(t, conn, 5)
 			echoes(t, conn, 4<<20)
+			arrived := b.Server.MustCapture(t, "eth0") // the transfer would fill it
 			datagrams := b.Client.MustDial(t, "udp", at(fam.server, 7))
 			exchange(t, datagrams, 100)
 			after := b.f.status()
