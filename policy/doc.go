@@ -70,6 +70,7 @@
 //	    steps:
 //	      - {sni: "@ads", action: drop, log: true}
 //	      - {qname: .example.com, action: rewrite, answer: 192.0.2.1}
+//	      - {qname: "@ads", qtype: [HTTPS, SVCB], action: drop}
 //	      - {log: true}
 //	      - {action: accept}
 //

@@ -61,10 +61,10 @@ func TestDocumentedPolicy(t *testing.T) {
 		t.Fatalf("%v\n%s", err, policy.String())
 	}
 	d := defaultPolicy()
-	if p.Defaults != d.Defaults || p.Failure != d.Failure || p.Marks != d.Marks || p.Rules[0].Until != defaultUntil {
+	if p.Defaults != d.Defaults || p.Failure != d.Failure || p.Queue != d.Queue || p.Offload != d.Offload || p.Marks != d.Marks || p.Rules[0].Until != defaultUntil {
 		t.Errorf("the documentation shows other defaults than there are:\n%s", dump(p))
 	}
-	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 4 || len(p.Lists) != 2 {
+	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 5 || len(p.Lists) != 2 {
 		t.Errorf("the documentation's policy is understood as:\n%s", dump(p))
 	}
 }
@@ -190,6 +190,9 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 		fmt.Fprintf(b, "  step at %v: %v", s.Pos, s.Action)
 		dumpName(b, "sni", s.SNI)
 		dumpName(b, "qname", s.QName)
+		if s.QType != nil {
+			fmt.Fprintf(b, " qtype=%v", s.QType)
+		}
 		dumpName(b, "host", s.Host)
 		if s.Path != "" {
 			fmt.Fprintf(b, " path=%q", s.Path)

@@ -44,7 +44,7 @@ type Queue struct {
 // of that.
 var defaultQueue = Queue{
 	PerSrc: Limit{Interval: 100 * time.Microsecond, Burst: 10_000, Per: LimitPerSrc, V4: 32, V6: 64},
-	Total:  Limit{Interval: 10 * time.Microsecond, Burst: 20_000},
+	Total:  Limit{Interval: 10 * time.Microsecond, Burst: 20_000, V4: 32, V6: 64},
 }
 
 // What Parse accepts.

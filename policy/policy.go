@@ -221,6 +221,7 @@ type Step struct {
 	Pos    Pos
 	SNI    NameMatch
 	QName  NameMatch
+	QType  []uint16 // of a DNS question; none matches everything
 	Host   NameMatch
 	Path   string // exact, or with a final "*" how it begins; "" matches everything
 	ALPN   string // a protocol that a hello offers; "" matches everything

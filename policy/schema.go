@@ -32,8 +32,8 @@ var (
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}
 	stepKeys  = schema{
-		built: []string{"sni", "alpn", "ech", "qname", "host", "path", "action", "answer", "log"},
-		later: []string{"ja4", "qtype", "proto_l7", "list", "direction",
+		built: []string{"sni", "alpn", "ech", "qname", "qtype", "host", "path", "action", "answer", "log"},
+		later: []string{"ja4", "proto_l7", "list", "direction",
 			"replace", "redirect", "ttl"},
 	}
 )

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -21,7 +22,9 @@ type Sight struct {
 	Kind NameKind
 	Name []byte // in any case, with or without a final dot; empty where there is none
 
-	Response bool // NameQName: it is the question of a response
+	// NameQName: the question's type, and whether it is that of a response.
+	QType    uint16
+	Response bool
 
 	// Of an HTTP request. The path has its escapes decoded and no query.
 	Method, Path, Agent []byte
@@ -38,9 +41,9 @@ type Sight struct {
 // undecided.
 //
 // A step on sni matches nothing but a TLS hello with a name in its pattern or
-// list, one on alpn or ech nothing but such a hello, one on qname nothing but such
-// a DNS question, one on host or path nothing but such an HTTP request; a step without a condition matches
-// everything. MatchStep does not allocate.
+// list, one on alpn or ech nothing but such a hello, one on qname or qtype nothing
+// but such a DNS question, one on host or path nothing but such an HTTP request; a
+// step without a condition matches everything. MatchStep does not allocate.
 func (r *Rule) MatchStep(seen *Sight) (step int, log bool) {
 	for i := range r.Steps {
 		s := &r.Steps[i]
@@ -59,6 +62,7 @@ func (r *Rule) MatchStep(seen *Sight) (step int, log bool) {
 func (s *Step) match(seen *Sight) bool {
 	return (s.SNI.Any() || seen.Kind == NameSNI && s.SNI.Match(seen.Name)) &&
 		(s.QName.Any() || seen.Kind == NameQName && s.QName.Match(seen.Name)) &&
+		(len(s.QType) == 0 || seen.Kind == NameQName && slices.Contains(s.QType, seen.QType)) &&
 		(s.Host.Any() || seen.Kind == NameHost && s.Host.Match(seen.Name)) &&
 		(s.Path == "" || seen.Kind == NameHost && matchPath(s.Path, seen.Path)) &&
 		(s.ALPN == "" || seen.Kind == NameSNI && offers(seen.ALPN, s.ALPN)) &&
@@ -67,6 +71,9 @@ func (s *Step) match(seen *Sight) bool {
 
 // AsksForHello tells whether the step has a condition on what a hello says.
 func (s *Step) AsksForHello() bool { return !s.SNI.Any() || s.ALPN != "" || s.ECH != nil }
+
+// AsksForQuestion tells whether the step has a condition on DNS questions.
+func (s *Step) AsksForQuestion() bool { return !s.QName.Any() || len(s.QType) > 0 }
 
 // AsksForRequest tells whether the step has a condition on HTTP requests.
 func (s *Step) AsksForRequest() bool { return !s.Host.Any() || s.Path != "" }
@@ -142,6 +149,7 @@ func (p *reader) readSteps(r *Rule, n *node) {
 func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	p.nameMatch(values["sni"], &s.SNI)
 	p.nameMatch(values["qname"], &s.QName)
+	p.qtype(values["qtype"], s)
 	p.nameMatch(values["host"], &s.Host)
 	p.pathMatch(values["path"], s)
 	p.helloMatch(values, s)
@@ -176,7 +184,7 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 }
 
 // stepProtocols are the keys of a step's conditions, by what has them.
-var stepProtocols = [...][]string{{"sni", "alpn", "ech"}, {"qname"}, {"host", "path"}}
+var stepProtocols = [...][]string{{"sni", "alpn", "ech"}, {"qname", "qtype"}, {"host", "path"}}
 
 // conditions names one condition of a step for each protocol asked for.
 func conditions(values map[string]*node) (keys []string) {

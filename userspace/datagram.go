@@ -17,7 +17,7 @@ func (j *judge) isDNS(rule *policy.Rule) bool {
 		return true
 	}
 	for i := range rule.Steps {
-		if !rule.Steps[i].QName.Any() {
+		if rule.Steps[i].AsksForQuestion() {
 			return !isQUIC(j.view.Payload())
 		}
 	}

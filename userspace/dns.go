@@ -60,7 +60,8 @@ func (d *dnsInspector) next() *policy.Sight {
 	d.left--
 	n, at := d.readName(d.at)
 	d.at = at + 4
-	d.seen = policy.Sight{Kind: policy.NameQName, Name: d.name[:n], Response: dnsIsResponse(d.msg)}
+	d.seen = policy.Sight{Kind: policy.NameQName, Name: d.name[:n],
+		QType: binary.BigEndian.Uint16(d.msg[at:]), Response: dnsIsResponse(d.msg)}
 	return &d.seen
 }
 

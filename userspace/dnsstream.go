@@ -15,7 +15,7 @@ func (j *judge) isDNSStream(rule *policy.Rule) bool {
 	asked := false
 	for i := range rule.Steps {
 		s := &rule.Steps[i]
-		asked = asked || !s.QName.Any()
+		asked = asked || s.AsksForQuestion()
 		if s.AsksForHello() || s.AsksForRequest() {
 			return false
 		}

@@ -229,3 +229,43 @@ func rewritten(t *testing.T, b *bench, fam family) {
 		t.Errorf("the client received %d responses, want 7", responses)
 	}
 }
+
+// TestQuestionsAreJudgedByTheirType: of the questions that a client sends at once
+// from one socket those of a denied type do not arrive.
+func TestQuestionsAreJudgedByTheirType(t *testing.T) {
+	b := newBench(t, testnet.RoutedOptions{}, `
+version: 1
+zones: { lan: [lan0], wan: [wan0] }
+rules:
+  - name: dns
+    from: lan
+    to: wan
+    proto: udp
+    dport: 53
+    action: inspect
+    steps: [{ qname: good.example, qtype: [HTTPS, aaaa], action: drop }, { qtype: TXT, action: drop }, { action: accept }]
+  - { name: echo, from: lan, to: wan, proto: udp, dport: 7, action: accept }
+`)
+	eachFamily(t, func(t *testing.T, fam family) {
+		server := b.serveDNS(t, fam)
+		conn := b.Client.MustDial(t, "udp", server.Addr.String())
+		for i, typ := range []dnsmessage.Type{dnsmessage.TypeAAAA, dnsmessage.TypeHTTPS, dnsmessage.TypeTXT} {
+			if _, err := conn.Write(question(t, uint16(i), "good.example.", typ)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if m := ask(t, conn, question(t, 9, "good.example.", dnsmessage.TypeA)); m.ID != 9 || len(m.Answers) != 1 {
+			t.Errorf("the answer to A is %+v", m)
+		}
+		if m := ask(t, conn, question(t, 10, "other.example.", dnsmessage.TypeAAAA)); m.ID != 10 {
+			t.Errorf("the answer about another name is %+v", m)
+		}
+		var got []string
+		for _, q := range server.Queries() {
+			got = append(got, q.Name+" "+q.Type.String())
+		}
+		if want := []string{"good.example TypeA", "other.example TypeAAAA"}; !slices.Equal(got, want) {
+			t.Errorf("the server was asked %q, want %q", got, want)
+		}
+	})
+}
