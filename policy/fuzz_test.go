@@ -149,7 +149,7 @@ func checkPolicy(t *testing.T, p *Policy) {
 			t.Errorf("rule %d has action %v", i, r.Action)
 		}
 		for _, s := range r.Steps {
-			if (s.Action == ActionRewrite) != s.Answer.IsValid() {
+			if (s.Action == ActionRewrite) != (s.Answer != nil) {
 				t.Errorf("rule %d has a step with action %v and answer %v", i, s.Action, s.Answer)
 			}
 		}

@@ -203,8 +203,8 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 		if s.ECH != nil {
 			fmt.Fprintf(b, " ech=%t", *s.ECH)
 		}
-		if s.Answer.IsValid() {
-			fmt.Fprintf(b, " answer=%v", s.Answer)
+		if s.Answer != nil {
+			fmt.Fprintf(b, " answer=%v ttl=%d", s.Answer, s.Answer.TTL)
 		}
 		fmt.Fprintf(b, " log=%t\n", s.Log)
 	}

@@ -223,11 +223,11 @@ type Step struct {
 	QName  NameMatch
 	QType  []uint16 // of a DNS question; none matches everything
 	Host   NameMatch
-	Path   string // exact, or with a final "*" how it begins; "" matches everything
-	ALPN   string // a protocol that a hello offers; "" matches everything
-	ECH    *bool  // whether an encrypted hello is offered; nil matches everything
-	Action Action // accept, drop or rewrite; ActionNone logs and goes on
-	Answer netip.Addr
+	Path   string  // exact, or with a final "*" how it begins; "" matches everything
+	ALPN   string  // a protocol that a hello offers; "" matches everything
+	ECH    *bool   // whether an encrypted hello is offered; nil matches everything
+	Action Action  // accept, drop or rewrite; ActionNone logs and goes on
+	Answer *Answer // with ActionRewrite
 	Log    bool
 }
 

@@ -32,9 +32,9 @@ var (
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}
 	stepKeys  = schema{
-		built: []string{"sni", "alpn", "ech", "qname", "qtype", "host", "path", "action", "answer", "log"},
+		built: []string{"sni", "alpn", "ech", "qname", "qtype", "host", "path", "action", "answer", "ttl", "log"},
 		later: []string{"ja4", "proto_l7", "list", "direction",
-			"replace", "redirect", "ttl"},
+			"replace", "redirect"},
 	}
 )
 

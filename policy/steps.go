@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 )
@@ -170,12 +169,21 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	}
 	answer := values["answer"]
 	if answer != nil {
-		p.answer(answer, s)
+		s.Answer = p.answer(answer)
+	}
+	if v := values["ttl"]; v != nil {
+		var ttl int
+		p.number(v, &ttl, maxAnswerTTL)
+		if s.Answer == nil {
+			p.errorf(v.pos, "%s has no effect without an answer; expected action: rewrite and an answer", v.path())
+		} else if s.Answer.TTL = ttl; len(s.Answer.Addrs) == 0 {
+			p.errorf(v.pos, "%s has no effect on an answer without records; expected addresses in answer", v.path())
+		}
 	}
 	switch {
 	case !sound:
 	case s.Action == ActionRewrite && answer == nil:
-		p.errorf(n.pos, "%s.answer is missing; expected an address, which action: rewrite needs", n.path())
+		p.errorf(n.pos, "%s.answer is missing; expected addresses, nxdomain, nodata or refused, which action: rewrite needs", n.path())
 	case s.Action == ActionRewrite && values["qname"] == nil:
 		p.errorf(n.pos, "%s.qname is missing; expected a name or a list, which action: rewrite needs", n.path())
 	case s.Action != ActionRewrite && answer != nil:
@@ -255,31 +263,6 @@ func (p *reader) nameMatch(n *node, to *NameMatch) {
 	if err := to.Domains.Add(n.text); err != nil {
 		p.errorf(n.pos, "%s: %s %v", n.path(), quote(n.text), err)
 	}
-}
-
-var answerLater = []string{"nxdomain", "refused", "nodata"}
-
-// answer reads the address that a rewritten DNS answer gets.
-func (p *reader) answer(n *node, s *Step) {
-	const want = "an IPv4 or IPv6 address, such as 0.0.0.0"
-	if n.kind == kindSequence || n.kind == kindMapping {
-		p.errorf(n.pos, "%s: %v is not built yet; expected %s", n.path(), n.kind, want)
-		return
-	}
-	for _, later := range answerLater {
-		if n.text == later {
-			p.errorf(n.pos, "%s: %s is not built yet; expected %s", n.path(), later, want)
-			return
-		}
-	}
-	addr, err := netip.ParseAddr(n.text)
-	switch {
-	case err != nil || addr.Zone() != "":
-		p.invalid(n, want)
-	case addr.Is4In6():
-		p.invalid(n, "the IPv4 address, "+addr.Unmap().String())
-	}
-	s.Answer = addr
 }
 
 // checkRewrite tells that what the host itself answers leaves no more by a hook

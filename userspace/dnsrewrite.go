@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+
+	"github.com/hybridfw/hybridfw/policy"
 )
 
 const (
@@ -21,20 +23,20 @@ const (
 	dnsTTLMax = 300
 )
 
-// errNotRewritten says that a response cannot be answered by an address.
+// errNotRewritten says that a response cannot be given another answer.
 var errNotRewritten = errors.New("userspace: this dns message cannot be rewritten")
 
 // rewriteDNS builds in dst what a resolver would say if the names asked for had
-// the given address and nothing else, and returns it. The questions in msg must
+// the given answer and nothing else, and returns it. The questions in msg must
 // have been found sound.
 //
 // Nothing is taken over that could tell the real address: no record of any
 // section (chains of CNAMEs, HTTPS and SVCB hints, signatures, glue), whatever
 // the response was: an answer, a cut one, or that the name does not exist. What
 // stays is the header's id and flags, the questions byte for byte, and the OPT
-// record, wherever it stands. Questions for other types and the other address
-// family get an answer without records. A TSIG goes too; it could not hold.
-func rewriteDNS(dst, msg []byte, addr netip.Addr) ([]byte, error) {
+// record, wherever it stands. Questions for other types and an address
+// family that the answer lacks get one without records. A TSIG goes too; it could not hold.
+func rewriteDNS(dst, msg []byte, answer *policy.Answer) ([]byte, error) {
 	if len(msg) < dnsHeaderLen || msg[2]>>3&15 != 0 {
 		return nil, errNotRewritten // not an ordinary query's response
 	}
@@ -51,24 +53,29 @@ func rewriteDNS(dst, msg []byte, addr netip.Addr) ([]byte, error) {
 	}
 	dst = append(dst[:0], msg[:end]...)
 	ttl, opt := dnsKeep(msg, end)
+	if answer.TTL != 0 {
+		ttl = uint32(answer.TTL)
+	}
 
 	answers := 0
 	for at := dnsHeaderLen; at < end; {
 		name := at
 		at = dnsSkipName(msg, at) + 4
-		typ, ok := dnsAnswerType(msg[at-4:at], addr)
-		if !ok {
-			continue
+		for _, addr := range answer.Addrs {
+			typ, ok := dnsAnswerType(msg[at-4:at], addr)
+			if !ok {
+				continue
+			}
+			if name > 0x3fff || len(dst)+2+dnsRecordFixed+16 > cap(dst) {
+				return nil, errNotRewritten
+			}
+			dst = binary.BigEndian.AppendUint16(dst, 0xc000|uint16(name))
+			dst = binary.BigEndian.AppendUint16(dst, typ)
+			dst = binary.BigEndian.AppendUint16(dst, dnsClassIN)
+			dst = binary.BigEndian.AppendUint32(dst, ttl)
+			dst = appendAddr(dst, addr)
+			answers++
 		}
-		if name > 0x3fff || len(dst)+2+dnsRecordFixed+16 > cap(dst) {
-			return nil, errNotRewritten
-		}
-		dst = binary.BigEndian.AppendUint16(dst, 0xc000|uint16(name))
-		dst = binary.BigEndian.AppendUint16(dst, typ)
-		dst = binary.BigEndian.AppendUint16(dst, dnsClassIN)
-		dst = binary.BigEndian.AppendUint32(dst, ttl)
-		dst = appendAddr(dst, addr)
-		answers++
 	}
 	additional := uint16(0)
 	if opt != nil {
@@ -81,7 +88,8 @@ func rewriteDNS(dst, msg []byte, addr netip.Addr) ([]byte, error) {
 		additional = 1
 	}
 	dst[2] &^= 0x02        // TC: nothing is missing
-	dst[3] &^= 0x20 | 0x0f // AD: nobody has validated this; NOERROR
+	dst[3] &^= 0x20 | 0x0f // AD: nobody has validated this; the response's own code
+	dst[3] |= uint8(answer.RCode)
 	binary.BigEndian.PutUint16(dst[6:], uint16(answers))
 	binary.BigEndian.PutUint16(dst[8:], 0)
 	binary.BigEndian.PutUint16(dst[10:], additional)

@@ -3,10 +3,13 @@ package userspace
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/hybridfw/hybridfw/policy"
 )
 
 // realAddr4 and realAddr6 are what a rewritten response must not tell.
@@ -55,9 +58,18 @@ func mustPack(tb testing.TB, m dnsmessage.Message) []byte {
 	return b
 }
 
+// answerOf is an answer of addresses.
+func answerOf(addrs ...string) *policy.Answer {
+	a := new(policy.Answer)
+	for _, addr := range addrs {
+		a.Addrs = append(a.Addrs, netip.MustParseAddr(addr))
+	}
+	return a
+}
+
 func mustRewrite(tb testing.TB, msg []byte, addr string) dnsmessage.Message {
 	tb.Helper()
-	b, err := rewriteDNS(make([]byte, 0, payloadMax), msg, netip.MustParseAddr(addr))
+	b, err := rewriteDNS(make([]byte, 0, payloadMax), msg, answerOf(addr))
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -153,7 +165,7 @@ func TestBrokenRecordsDoNotLeak(t *testing.T) {
 		}
 	}
 	for n := range questionEnd {
-		if b, err := rewriteDNS(make([]byte, 0, payloadMax), whole[:n], netip.MustParseAddr("192.0.2.99")); err == nil {
+		if b, err := rewriteDNS(make([]byte, 0, payloadMax), whole[:n], answerOf("192.0.2.99")); err == nil {
 			t.Fatalf("%d bytes without a whole question were rewritten to %x", n, b)
 		}
 	}
@@ -167,7 +179,7 @@ func TestNotEveryMessageCanBeRewritten(t *testing.T) {
 		msg  []byte
 		room int
 	}{"update": {update, payloadMax}, "no room for the question": {whole, 20}, "no room for the answer": {whole, 40}, "no room for OPT": {whole, 50}} {
-		if b, err := rewriteDNS(make([]byte, 0, c.room), c.msg, netip.MustParseAddr("192.0.2.99")); err == nil {
+		if b, err := rewriteDNS(make([]byte, 0, c.room), c.msg, answerOf("192.0.2.99")); err == nil {
 			t.Errorf("%s: rewritten to %x", name, b)
 		}
 	}
@@ -186,7 +198,7 @@ func TestTwoQuestionsAreBothAnswered(t *testing.T) {
 // checkRewritten holds what is true of every message with sound questions.
 func checkRewritten(tb testing.TB, msg []byte, addr string) {
 	tb.Helper()
-	b, err := rewriteDNS(make([]byte, 0, payloadMax), msg, netip.MustParseAddr(addr))
+	b, err := rewriteDNS(make([]byte, 0, payloadMax), msg, answerOf(addr))
 	if err != nil {
 		return
 	}
@@ -203,5 +215,45 @@ func checkRewritten(tb testing.TB, msg []byte, addr string) {
 	}
 	if b[3]&0x2f != 0 || b[2]&2 != 0 || int(binary.BigEndian.Uint16(b[6:])) > len(before) || binary.BigEndian.Uint16(b[8:]) != 0 {
 		tb.Fatalf("header % x", b[:dnsHeaderLen])
+	}
+}
+
+// TestRewrittenAnswersOfEachKind: without records, with several, with a TTL of their own.
+func TestRewrittenAnswersOfEachKind(t *testing.T) {
+	several := answerOf("192.0.2.1", "2001:db8::1", "192.0.2.2")
+	timed := answerOf("192.0.2.1")
+	timed.TTL = 7
+	for _, c := range []struct {
+		answer *policy.Answer
+		typ    dnsmessage.Type
+		code   dnsmessage.RCode
+		addrs  string
+		ttl    uint32
+	}{
+		{&policy.Answer{RCode: policy.RCodeNXDomain}, dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]", 0},
+		{&policy.Answer{RCode: policy.RCodeRefused}, dnsmessage.TypeAAAA, dnsmessage.RCodeRefused, "[]", 0},
+		{new(policy.Answer), dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[]", 0},
+		{several, dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[192.0.2.1 192.0.2.2]", 90},
+		{several, dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, "[2001:db8::1]", 90},
+		{several, dnsmessage.TypeALL, dnsmessage.RCodeSuccess, "[192.0.2.1 2001:db8::1 192.0.2.2]", 90},
+		{several, 65, dnsmessage.RCodeSuccess, "[]", 0},
+		{timed, dnsmessage.TypeA, dnsmessage.RCodeSuccess, "[192.0.2.1]", 7},
+	} {
+		before := fullResponse(c.typ)
+		b, err := rewriteDNS(make([]byte, 0, payloadMax), mustPack(t, before), c.answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := mustUnpack(t, b)
+		addrs := []netip.Addr{}
+		for _, r := range m.Answers {
+			addrs = append(addrs, addrOf(r))
+			if r.Header.TTL != c.ttl {
+				t.Errorf("%v: TTL %d, want %d", c.answer, r.Header.TTL, c.ttl)
+			}
+		}
+		if m.RCode != c.code || fmt.Sprint(addrs) != c.addrs || m.ID != before.ID || !m.RecursionDesired || len(m.Authorities) != 0 || len(m.Additionals) != 1 {
+			t.Errorf("%v to %v: %v %v, want %v %v", c.answer, c.typ, m.RCode, addrs, c.code, c.addrs)
+		}
 	}
 }

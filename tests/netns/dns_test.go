@@ -3,6 +3,7 @@ package netns
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -266,6 +267,58 @@ rules:
 		}
 		if want := []string{"good.example TypeA", "other.example TypeAAAA"}; !slices.Equal(got, want) {
 			t.Errorf("the server was asked %q, want %q", got, want)
+		}
+	})
+}
+
+// TestAnswersOfEachKind: Go's resolver understands each kind of answer as what it is,
+// and the server has been asked each time.
+func TestAnswersOfEachKind(t *testing.T) {
+	b := newBench(t, testnet.RoutedOptions{}, `
+version: 1
+zones: { lan: [lan0], wan: [wan0] }
+rules:
+  - name: dns
+    from: lan
+    to: wan
+    proto: udp
+    dport: 53
+    action: inspect
+    steps:
+      - { qname: good.example, action: rewrite, answer: nxdomain }
+      - { qname: denied.example, action: rewrite, answer: refused }
+      - { qname: x.ads.example, action: rewrite, answer: nodata }
+      - { qname: four.sink.example, action: rewrite, answer: [192.0.2.98, 192.0.2.99, "2001:db8::99"], ttl: 5 }
+      - { action: accept }
+  - { name: echo, from: lan, to: wan, proto: udp, dport: 7, action: accept }
+`)
+	eachFamily(t, func(t *testing.T, fam family) {
+		server := b.serveDNS(t, fam)
+		for _, c := range []struct {
+			network, name string
+			addrs         string
+			err           string // what the resolver says of it
+		}{
+			{"ip", "good.example.", "[]", "no such host"},
+			{"ip", "denied.example.", "[]", "server misbehaving"},
+			{"ip", "x.ads.example.", "[]", "no such host"},
+			{"ip4", "four.sink.example.", "[192.0.2.98 192.0.2.99]", ""},
+			{"ip6", "four.sink.example.", "[2001:db8::99]", ""},
+			{"ip4", "six.sink.example.", "[203.0.113.11]", ""},
+		} {
+			asked := server.Asked(strings.TrimSuffix(c.name, "."))
+			addrs, err := b.Client.Resolver(server.Addr).LookupNetIP(testnet.Patience(t), c.network, c.name)
+			slices.SortFunc(addrs, netip.Addr.Compare)
+			if fmt.Sprint(addrs) != c.addrs || (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s %s: %v, %v; want %s, %q", c.network, c.name, addrs, err, c.addrs, c.err)
+			}
+			if server.Asked(strings.TrimSuffix(c.name, ".")) == asked {
+				t.Errorf("%s: the server was not asked", c.name)
+			}
+		}
+		conn := b.Client.MustDial(t, "udp", server.Addr.String())
+		if m := ask(t, conn, question(t, 1, "good.example.", dnsmessage.TypeA)); m.RCode != dnsmessage.RCodeNameError || len(m.Answers) != 0 {
+			t.Errorf("the answer is %+v, want that there is no such name", m)
 		}
 	})
 }
