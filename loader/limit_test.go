@@ -223,9 +223,6 @@ func TestNoTokenIsTakenTwice(t *testing.T) {
 // some sources and to some destinations, and counts what passes: no more than the
 // burst and the rate's share of the time, and no less.
 func TestLimitsKeepTheirRateOverTime(t *testing.T) {
-	if testing.Short() {
-		t.Skip("needs more packets a second than an emulated or watched machine sends")
-	}
 	const rate, burst, interval = 200, 20, 5 * time.Millisecond
 	addr := netip.MustParseAddr
 	for _, c := range []struct {
@@ -261,7 +258,8 @@ func TestLimitsKeepTheirRateOverTime(t *testing.T) {
 				took := time.Since(began)
 				most := c.buckets * (burst + int(took/interval) + 1)
 				least := c.buckets * (burst + int((took-idle)/interval) - 2)
-				if passed < least || passed > most || offered < 2*most {
+				// An emulated or watched machine may be too slow to offer much more.
+				if passed < min(least, offered) || passed > most || offered < 2*most && !testing.Short() {
 					t.Errorf("%d of %d packets passed in %v, want %d to %d", passed, offered, took, least, most)
 				}
 			})

@@ -73,11 +73,20 @@ func mustRun(tb testing.TB, o Options) *running {
 	}
 	r := &running{stage, steer, make(chan error, 1)}
 	go func() { r.ended <- stage.Run() }()
+	for !stage.isRunning() {
+		time.Sleep(100 * time.Microsecond) // a drain before it would not wait for it
+	}
 	tb.Cleanup(func() { r.end(tb) })
 	if err := steer.Install(); err != nil {
 		tb.Fatal(err)
 	}
 	return r
+}
+
+func (s *Stage) isRunning() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running
 }
 
 // end takes all down, in the order of a good stop. It may be called again.

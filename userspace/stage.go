@@ -101,12 +101,16 @@ func (s *Stage) tellAll(order int32) error {
 // marking packets, else the queues need not ever be empty.
 func (s *Stage) Drain(ctx context.Context) error {
 	s.mu.Lock()
-	running := s.running && !s.closed
+	running, closed := s.running, s.closed
 	s.mu.Unlock()
-	if !running {
+	if closed {
 		return nil
 	}
-	if err := s.tellAll(draining); err != nil {
+	err := s.tellAll(draining)
+	if !running {
+		return err // a Run that begins now drains, and ends
+	}
+	if err != nil {
 		return errors.Join(err, s.stop())
 	}
 	select {

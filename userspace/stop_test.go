@@ -184,3 +184,29 @@ func TestSocketClosedUnderUs(t *testing.T) {
 		t.Errorf("Close says %v", err)
 	}
 }
+
+// TestDrainBeforeRun: a stage that is told to drain before it runs judges what is
+// queued when it does, and ends.
+func TestDrainBeforeRun(t *testing.T) {
+	testnet.Need(t)
+	stage, err := Open(Options{Policy: mustPolicy(t, "", acceptAll), Queues: 2, StreamMemory: 4 * streamMax})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stage.Drain(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- stage.Run() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("it runs on")
+	}
+	if err := stage.Close(); err != nil {
+		t.Error(err)
+	}
+}
