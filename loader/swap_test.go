@@ -3,6 +3,7 @@ package loader
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"testing"
@@ -164,7 +165,9 @@ func TestNoPacketMeetsAMixOfPolicies(t *testing.T) {
 					t.Fatal(err)
 				}
 				ended = true
-			case <-time.After(100 * time.Microsecond):
+			// Not in step with the sender, which sleeps too: each of its
+			// bursts would meet the same policy.
+			case <-time.After(time.Duration(rand.IntN(3)) * 100 * time.Microsecond):
 			}
 		}
 		sending.Wait()
