@@ -148,7 +148,7 @@ func compileRule(r *policy.Rule) tableRule {
 	if r.Action == policy.ActionInspect {
 		c.mark = r.Mark()
 		c.id = r.ID
-		c.replies = r.Rewrites() // replies are seen only to be changed
+		c.replies = r.WantsReplies()
 	}
 	return c
 }

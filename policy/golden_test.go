@@ -203,6 +203,16 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 		if s.ECH != nil {
 			fmt.Fprintf(b, " ech=%t", *s.ECH)
 		}
+		if s.JA4 != nil {
+			fmt.Fprintf(b, " ja4=%v", s.JA4)
+		}
+		dumpName(b, "list", s.List)
+		if s.L7 != 0 {
+			fmt.Fprintf(b, " proto_l7=%v", s.L7)
+		}
+		if s.Direction != 0 {
+			fmt.Fprintf(b, " direction=%s", directions[s.Direction-1])
+		}
 		if s.Answer != nil {
 			fmt.Fprintf(b, " answer=%v ttl=%d", s.Answer, s.Answer.TTL)
 		}

@@ -218,18 +218,33 @@ type Until struct {
 // step without a name condition matches as soon as a flow's name, or that it
 // has none, is known. The first step that matches wins.
 type Step struct {
-	Pos    Pos
-	SNI    NameMatch
-	QName  NameMatch
-	QType  []uint16 // of a DNS question; none matches everything
-	Host   NameMatch
-	Path   string  // exact, or with a final "*" how it begins; "" matches everything
-	ALPN   string  // a protocol that a hello offers; "" matches everything
-	ECH    *bool   // whether an encrypted hello is offered; nil matches everything
-	Action Action  // accept, drop or rewrite; ActionNone logs and goes on
-	Answer *Answer // with ActionRewrite
-	Log    bool
+	Pos       Pos
+	SNI       NameMatch
+	QName     NameMatch
+	QType     []uint16 // of a DNS question; none matches everything
+	Host      NameMatch
+	Path      string    // exact, or with a final "*" how it begins; "" matches everything
+	ALPN      string    // a protocol that a hello offers; "" matches everything
+	ECH       *bool     // whether an encrypted hello is offered; nil matches everything
+	JA4       []string  // a hello's fingerprints, or with a final "*" how they begin; none matches everything
+	List      NameMatch // a name of whatever kind
+	L7        L7Set     // protocols; none matches everything
+	Direction Direction
+	Action    Action  // accept, drop or rewrite; ActionNone logs and goes on
+	Answer    *Answer // with ActionRewrite
+	Log       bool
 }
+
+// Direction is what a step looks at: requests and all else that the side sends
+// which began, or responses. 0 is both.
+type Direction uint8
+
+const (
+	DirectionRequest Direction = iota + 1
+	DirectionResponse
+)
+
+var directions = []string{"request", "response"}
 
 // NameMatch matches a name against one pattern or one list. The zero value
 // matches every name and the absence of one.

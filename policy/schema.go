@@ -32,9 +32,8 @@ var (
 	}
 	untilKeys = schema{built: []string{"packets", "bytes"}}
 	stepKeys  = schema{
-		built: []string{"sni", "alpn", "ech", "qname", "qtype", "host", "path", "action", "answer", "ttl", "log"},
-		later: []string{"ja4", "proto_l7", "list", "direction",
-			"replace", "redirect"},
+		built: []string{"sni", "alpn", "ech", "ja4", "qname", "qtype", "host", "path", "list", "proto_l7", "direction", "action", "answer", "ttl", "log"},
+		later: []string{"replace", "redirect"},
 	}
 )
 

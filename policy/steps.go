@@ -10,7 +10,7 @@ type NameKind uint8
 
 const (
 	NameNone  NameKind = iota // nothing that has a name: neither a TLS hello nor a DNS question
-	NameSNI                   // a TLS ClientHello, its server name or, empty, that it has none
+	NameSNI                   // a ClientHello, its server name or, empty, that it has none
 	NameQName                 // a DNS question; the root has the empty name
 	NameHost                  // an HTTP request, its host or, empty, that it names none
 )
@@ -19,6 +19,7 @@ const (
 // and good until it looks at the next packet.
 type Sight struct {
 	Kind NameKind
+	L7   L7     // the protocol
 	Name []byte // in any case, with or without a final dot; empty where there is none
 
 	// NameQName: the question's type, and whether it is that of a response.
@@ -33,16 +34,18 @@ type Sight struct {
 	Hello []byte
 	ALPN  []byte
 	ECH   bool
+	JA4   string // the fingerprint, filled in where a step asks for it
 }
 
 // MatchStep returns the first step that decides about what was seen, or -1, and
 // whether a step up to it says log. Where no step decides, the flow stays
 // undecided.
 //
-// A step on sni matches nothing but a TLS hello with a name in its pattern or
-// list, one on alpn or ech nothing but such a hello, one on qname or qtype nothing
-// but such a DNS question, one on host or path nothing but such an HTTP request; a
-// step without a condition matches everything. MatchStep does not allocate.
+// A step on sni matches nothing but a hello with a name in its pattern or list, one
+// on alpn, ech or ja4 nothing but such a hello, one on qname or qtype nothing but
+// such a DNS question, one on host or path nothing but such an HTTP request, one on
+// list nothing without a name; a step without a condition matches everything.
+// MatchStep does not allocate.
 func (r *Rule) MatchStep(seen *Sight) (step int, log bool) {
 	for i := range r.Steps {
 		s := &r.Steps[i]
@@ -65,14 +68,31 @@ func (s *Step) match(seen *Sight) bool {
 		(s.Host.Any() || seen.Kind == NameHost && s.Host.Match(seen.Name)) &&
 		(s.Path == "" || seen.Kind == NameHost && matchPath(s.Path, seen.Path)) &&
 		(s.ALPN == "" || seen.Kind == NameSNI && offers(seen.ALPN, s.ALPN)) &&
-		(s.ECH == nil || seen.Kind == NameSNI && *s.ECH == seen.ECH)
+		(s.ECH == nil || seen.Kind == NameSNI && *s.ECH == seen.ECH) &&
+		(len(s.JA4) == 0 || seen.Kind == NameSNI && matchJA4(s.JA4, seen.JA4)) &&
+		(s.List.Any() || seen.Kind != NameNone && s.List.Match(seen.Name)) &&
+		(s.L7 == 0 || s.L7.Has(seen.L7)) &&
+		(s.Direction == 0 || (s.Direction == DirectionResponse) == seen.Response)
+}
+
+// hasCondition tells whether the step does not match everything.
+func (s *Step) hasCondition() bool {
+	return s.AsksForHello() || s.AsksForQuestion() || s.AsksForRequest() || !s.List.Any() || s.L7 != 0 || s.Direction != 0
 }
 
 // AsksForHello tells whether the step has a condition on what a hello says.
-func (s *Step) AsksForHello() bool { return !s.SNI.Any() || s.ALPN != "" || s.ECH != nil }
+func (s *Step) AsksForHello() bool {
+	return !s.SNI.Any() || s.ALPN != "" || s.ECH != nil || len(s.JA4) > 0
+}
 
 // AsksForQuestion tells whether the step has a condition on DNS questions.
 func (s *Step) AsksForQuestion() bool { return !s.QName.Any() || len(s.QType) > 0 }
+
+// AsksForJA4 tells whether a step of the rule has a condition on a hello's
+// fingerprint, which costs more than all others to look at.
+func (r *Rule) AsksForJA4() bool {
+	return slices.ContainsFunc(r.Steps, func(s Step) bool { return len(s.JA4) > 0 })
+}
 
 // AsksForRequest tells whether the step has a condition on HTTP requests.
 func (s *Step) AsksForRequest() bool { return !s.Host.Any() || s.Path != "" }
@@ -85,6 +105,17 @@ func offers(list []byte, protocol string) bool {
 			return true
 		}
 		list = list[end:]
+	}
+	return false
+}
+
+// matchJA4 tells whether a fingerprint is one of those given, or begins like one.
+func matchJA4(all []string, fingerprint string) bool {
+	for _, one := range all {
+		begin, cut := strings.CutSuffix(one, "*")
+		if fingerprint == one || cut && strings.HasPrefix(fingerprint, begin) {
+			return true
+		}
 	}
 	return false
 }
@@ -106,6 +137,11 @@ func (m *NameMatch) Any() bool { return m.Domains == nil && m.Pattern == "" }
 // empty name does so only where there is no condition.
 func (m *NameMatch) Match(name []byte) bool {
 	return m.Any() || m.Domains != nil && m.Domains.Match(name)
+}
+
+// WantsReplies tells whether what the other side sends is looked at, too.
+func (r *Rule) WantsReplies() bool {
+	return r.Rewrites() || slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Direction == DirectionResponse })
 }
 
 // Rewrites tells whether a step of the rule changes packets.
@@ -130,14 +166,14 @@ func (p *reader) readSteps(r *Rule, n *node) {
 		}
 		s := Step{Pos: item.pos}
 		p.readStep(&s, item, values)
-		p.checkStep(r, values)
+		p.checkStep(r, &s, values)
 		if s.Action == ActionRewrite {
 			p.checkRewrite(r, item)
 		}
 		if decided != "" {
 			p.warnf(item.pos, "%s can never match: %s before it decides everything", item.path(), decided)
 		}
-		if len(conditions(values)) == 0 && values["action"] != nil && decided == "" {
+		if !s.hasCondition() && values["action"] != nil && decided == "" {
 			decided = item.path()
 		}
 		r.Steps = append(r.Steps, s)
@@ -152,6 +188,10 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	p.nameMatch(values["host"], &s.Host)
 	p.pathMatch(values["path"], s)
 	p.helloMatch(values, s)
+	p.ja4Match(values["ja4"], s)
+	p.listMatch(values["list"], &s.List)
+	p.l7(values["proto_l7"], s)
+	p.direction(values["direction"], s)
 	sound := p.action(values["action"], &s.Action, stepActions...)
 	if v := values["log"]; v != nil {
 		if v.kind != kindBool {
@@ -161,9 +201,7 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 			s.Log = strings.EqualFold(v.text, "true")
 		}
 	}
-	if c := conditions(values); len(c) > 1 {
-		p.errorf(n.pos, "%s can never match: no packet has both %s and %s; expected one of them", n.path(), c[0], c[1])
-	}
+	p.checkTogether(n, s, values)
 	if sound && s.Action == ActionNone && !s.Log {
 		p.errorf(n.pos, "%s has no effect; expected an action, log: true or both", n.path())
 	}
@@ -189,22 +227,6 @@ func (p *reader) readStep(s *Step, n *node, values map[string]*node) {
 	case s.Action != ActionRewrite && answer != nil:
 		p.errorf(answer.pos, "%s has no effect without action: rewrite; expected that", answer.path())
 	}
-}
-
-// stepProtocols are the keys of a step's conditions, by what has them.
-var stepProtocols = [...][]string{{"sni", "alpn", "ech"}, {"qname", "qtype"}, {"host", "path"}}
-
-// conditions names one condition of a step for each protocol asked for.
-func conditions(values map[string]*node) (keys []string) {
-	for _, protocol := range stepProtocols {
-		for _, key := range protocol {
-			if values[key] != nil {
-				keys = append(keys, key)
-				break
-			}
-		}
-	}
-	return keys
 }
 
 // helloMatch reads conditions on what a hello offers.
@@ -265,6 +287,20 @@ func (p *reader) nameMatch(n *node, to *NameMatch) {
 	}
 }
 
+// listMatch reads the name of a list, for names of every kind.
+func (p *reader) listMatch(n *node, to *NameMatch) {
+	const want = `a list such as "@ads"`
+	switch {
+	case n == nil:
+	case !n.scalar():
+		p.want(n, want)
+	case !strings.HasPrefix(n.text, "@"):
+		p.invalid(n, want)
+	default:
+		p.nameMatch(n, to)
+	}
+}
+
 // checkRewrite tells that what the host itself answers leaves no more by a hook
 // where it could be rewritten.
 func (p *reader) checkRewrite(r *Rule, step *node) {
@@ -280,8 +316,18 @@ func (p *reader) checkRewrite(r *Rule, step *node) {
 }
 
 // checkStep refuses conditions that the rule's protocols never have.
-func (p *reader) checkStep(r *Rule, values map[string]*node) {
-	if len(r.Proto) != 1 || r.Proto[0] != protoUDP {
+func (p *reader) checkStep(r *Rule, s *Step, values map[string]*node) {
+	if len(r.Proto) != 1 {
+		return
+	}
+	over, name := l7OverTCP, "tcp"
+	if r.Proto[0] == protoUDP {
+		over, name = l7OverUDP, "udp"
+	}
+	if s.L7 != 0 && s.L7&over == 0 {
+		p.errorf(values["proto_l7"].pos, "%s: there is no %v over %s; expected one of %v", values["proto_l7"].path(), s.L7, name, over)
+	}
+	if r.Proto[0] != protoUDP {
 		return
 	}
 	for _, key := range []string{"host", "path"} {

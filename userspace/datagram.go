@@ -1,33 +1,34 @@
 package userspace
 
 import (
-	"errors"
-
 	"github.com/hybridfw/hybridfw/pktbuf"
 	"github.com/hybridfw/hybridfw/policy"
 )
 
-// errFrames says that a QUIC packet holds what no client sends.
-var errFrames = errors.New("userspace: the frames of a quic packet are malformed")
-
 // isDNS reports whether a UDP packet is to be read as DNS: on DNS's port, and
-// wherever the rule asks for names in DNS questions, unless it is QUIC.
+// wherever the rule asks for names in DNS questions, unless it is QUIC. Where it
+// asks for DNS as a protocol, what is no message is something else.
 func (j *judge) isDNS(rule *policy.Rule) bool {
 	if j.flow.DstPort() == dnsPort || j.flow.SrcPort() == dnsPort {
 		return true
 	}
+	b := j.view.Payload()
+	asked := false
 	for i := range rule.Steps {
-		if rule.Steps[i].AsksForQuestion() {
-			return !isQUIC(j.view.Payload())
+		s := &rule.Steps[i]
+		if s.AsksForQuestion() {
+			return !isQUIC(b)
 		}
+		asked = asked || s.L7.Has(policy.L7DNS)
 	}
-	return false
+	return asked && !isQUIC(b) && j.dns.inspect(b) == sawNames
 }
 
-// asksForHello reports whether the rule has a step on what a hello says.
-func asksForHello(rule *policy.Rule) bool {
+// asksForContent reports whether the rule has a step on what a hello or another
+// first datagram says.
+func asksForContent(rule *policy.Rule) bool {
 	for i := range rule.Steps {
-		if rule.Steps[i].AsksForHello() {
+		if s := &rule.Steps[i]; s.AsksForHello() || s.L7 != 0 || !s.List.Any() {
 			return true
 		}
 	}
@@ -45,113 +46,45 @@ func (j *judge) unnamed(rule *policy.Rule) (policy.Action, Reason) {
 	if f != nil && f.decided {
 		return j.again(f)
 	}
-	if j.view.Proto() == pktbuf.ProtoUDP && isQUIC(j.view.Payload()) {
-		return j.quicDatagram(rule, f)
+	udp := j.view.Proto() == pktbuf.ProtoUDP
+	if udp {
+		b := j.view.Payload()
+		for _, in := range j.onUDP {
+			if in.begins(b) {
+				return j.gathered(rule, f, in, b)
+			}
+		}
 	}
 	r := j.step(rule, &sawNothing)
-	if r.action == policy.ActionAccept && asksForHello(rule) && j.view.Proto() == pktbuf.ProtoUDP {
+	if r.action == policy.ActionAccept && udp && asksForContent(rule) {
 		// A datagram says nothing about the next one. Were this one to decide,
 		// a stray one in front of a hello would hide its name.
 		return j.waitUDP(rule, f, &r)
 	}
+	j.reportNothing(&r, 1)
 	return j.decide(f, 0, r.action, r.reason)
 }
 
-// quicDatagram judges a datagram with long headers, of a flow that is not
+// gathered judges a datagram of a protocol that is known, of a flow that is not
 // decided.
-func (j *judge) quicDatagram(rule *policy.Rule, f *flow) (policy.Action, Reason) {
-	var p quicPacket
-	rest := j.view.Payload()
-	good := f != nil && f.stream != 0 // a packet of the flow could be read
-	for n := 0; n < quicPackets; n++ {
-		var got outcome
-		if rest, got = p.next(rest); got == sawMore {
-			good = good || n == 0 && p.typ != quicInitial
-			break
-		}
-		if got == sawMalformed {
-			break
-		}
-		if p.typ != quicInitial {
-			good = true // 0-RTT or a handshake's packet: the hello is elsewhere
-			continue
-		}
-		f, got = j.quicOpen(f, &p)
-		if f == nil {
-			return j.unkept(rule, nil, 0, errNoRoom)
-		}
-		if got == sawNone {
-			continue
-		}
-		good = true
-		var err error
-		if got, err = j.quicKeep(f); err != nil {
-			return j.unkept(rule, f, 0, err)
-		}
-		if got == sawNames {
-			r := j.steps(rule, j.quic, got)
-			j.report(&r, j.quic, j.flows.streams.prefix(f.stream), int(f.packets)+1)
-			return j.decide(f, 0, r.action, r.reason)
-		}
+func (j *judge) gathered(rule *policy.Rule, f *flow, in datagrams, b []byte) (policy.Action, Reason) {
+	f, saw, got, err := in.gather(j, f, b)
+	if err != nil {
+		return j.unkept(rule, f, 0, err)
 	}
-	if !good {
+	switch got {
+	case sawNames:
+		queued := 1
+		if f != nil {
+			queued += int(f.packets)
+		}
+		r := j.steps(rule, in, got)
+		j.report(&r, in, saw, queued)
+		return j.decide(f, 0, r.action, r.reason)
+	case sawMalformed:
 		return j.decide(f, 0, j.policy.Failure.Malformed, ReasonMalformed)
 	}
 	return j.waitUDP(rule, f, &ruling{action: j.policy.Failure.Undecided, reason: ReasonUndecided})
-}
-
-// quicOpen takes an Initial packet's protection off, with the keys of the flow, or
-// with those that the packet itself names: the first packet's, and those after a
-// Retry or in another version. It returns sawNone where no key fits; servers
-// ignore such packets. The flow is nil where there was no room for it.
-func (j *judge) quicOpen(f *flow, p *quicPacket) (*flow, outcome) {
-	if f == nil {
-		if f = j.flows.insert(&j.flow, j.now); f == nil {
-			return nil, sawNone
-		}
-	}
-	if f.stream != 0 {
-		peer := &j.flows.streams.all[f.stream-1].quic
-		if peer.version == p.peer.version && j.quic.open(p, peer) {
-			return f, sawMore
-		}
-		if *peer == p.peer {
-			return f, sawNone
-		}
-	}
-	if !j.quic.open(p, &p.peer) {
-		return f, sawNone
-	}
-	// The client has begun anew: what it said before was for nobody.
-	j.flows.streams.close(f.stream)
-	f.stream = 0
-	if f.stream = j.flows.open(f, j.now); f.stream == 0 {
-		return nil, sawNone
-	}
-	j.flows.streams.all[f.stream-1].quic = p.peer
-	return f, sawMore
-}
-
-// quicKeep stores the CRYPTO frames of the packet that was opened, and looks at
-// what there is of the hello.
-func (j *judge) quicKeep(f *flow) (outcome, error) {
-	for {
-		at, data, got := j.quic.crypto()
-		if got == sawNone {
-			break
-		}
-		if got == sawMalformed {
-			return got, errFrames
-		}
-		if err := j.flows.keep(f, at, data, j.now); err != nil {
-			return sawMore, err
-		}
-	}
-	got := j.quic.inspect(j.flows.streams.prefix(f.stream))
-	if got == sawMalformed {
-		return got, errFrames
-	}
-	return got, nil
 }
 
 // waitUDP lets a datagram pass whose flow cannot be decided yet. When the budget

@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"github.com/hybridfw/hybridfw/pktbuf"
 	"github.com/hybridfw/hybridfw/policy"
 )
 
@@ -29,8 +28,12 @@ func (j *judge) steps(rule *policy.Rule, in inspector, got outcome) ruling {
 	if got != sawNames {
 		return j.step(rule, &sawNothing)
 	}
+	fingerprints := rule.AsksForJA4()
 	var all ruling
 	for seen := in.next(); seen != nil; seen = in.next() {
+		if fingerprints && seen.Hello != nil {
+			seen.JA4 = ja4(seen)
+		}
 		r := j.step(rule, seen)
 		r.log = r.log || all.log
 		if all.reason != 0 && strictness(r.action) <= strictness(all.action) {
@@ -62,33 +65,51 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 		return
 	}
 	for seen := in.next(); seen != nil; seen = in.next() {
-		if seen.Response && !j.responses {
+		if seen.Response && !j.responses && !j.wantsResponse(r) {
 			return // whoever asked has been told of
 		}
-		fingerprint := "" // which costs more than all else
-		if seen.Hello != nil && (r.log || j.responses) {
-			fingerprint = ja4(seen.Hello, j.view.Proto() == pktbuf.ProtoUDP, len(seen.Name) > 0)
-		}
-		j.o.Seen(Sighting{
-			Flow:   j.flow,
-			Kind:   in.kind(),
-			Name:   string(seen.Name),
-			Policy: j.policy,
-			Rule:   j.rule,
-			Action: r.action,
-			Reason: r.reason,
-			Log:    r.log,
-			Queued: queued,
-			Method: string(seen.Method),
-			Path:   string(seen.Path),
-			Agent:  string(seen.Agent),
-			ALPN:   alpnNames(seen.ALPN),
-			ECH:    seen.ECH,
-			JA4:    fingerprint,
-
-			Response: seen.Response,
-		})
+		j.tellSight(r, seen, queued)
 	}
+}
+
+// wantsResponse reports whether the step that decided is one on responses.
+func (j *judge) wantsResponse(r *ruling) bool {
+	return r.step >= 0 && j.policy.Rules[j.rule].Steps[r.step].Direction == policy.DirectionResponse
+}
+
+// reportNothing tells Options.Seen of a flow that is of no known protocol, where a
+// step logs it.
+func (j *judge) reportNothing(r *ruling, queued int) {
+	if j.o.Seen != nil && r.log && !j.responses {
+		j.tellSight(r, &sawNothing, queued)
+	}
+}
+
+// tellSight tells Options.Seen of one sight.
+func (j *judge) tellSight(r *ruling, seen *policy.Sight, queued int) {
+	fingerprint := "" // which costs more than all else
+	if seen.Hello != nil && (r.log || j.responses) {
+		fingerprint = ja4(seen)
+	}
+	j.o.Seen(Sighting{
+		Flow:   j.flow,
+		Kind:   seen.L7.String(),
+		Name:   string(seen.Name),
+		Policy: j.policy,
+		Rule:   j.rule,
+		Action: r.action,
+		Reason: r.reason,
+		Log:    r.log,
+		Queued: queued,
+		Method: string(seen.Method),
+		Path:   string(seen.Path),
+		Agent:  string(seen.Agent),
+		ALPN:   alpnNames(seen.ALPN),
+		ECH:    seen.ECH,
+		JA4:    fingerprint,
+
+		Response: seen.Response,
+	})
 }
 
 // wait lets a packet of n bytes pass whose flow cannot be decided yet, within the

@@ -26,8 +26,6 @@ type dnsInspector struct {
 	name [dnsNameMax]byte
 }
 
-func (d *dnsInspector) kind() string { return "dns" }
-
 func (d *dnsInspector) inspect(msg []byte) outcome {
 	d.msg, d.at, d.left = msg, dnsHeaderLen, 0
 	if len(msg) < dnsHeaderLen {
@@ -60,7 +58,7 @@ func (d *dnsInspector) next() *policy.Sight {
 	d.left--
 	n, at := d.readName(d.at)
 	d.at = at + 4
-	d.seen = policy.Sight{Kind: policy.NameQName, Name: d.name[:n],
+	d.seen = policy.Sight{Kind: policy.NameQName, L7: policy.L7DNS, Name: d.name[:n],
 		QType: binary.BigEndian.Uint16(d.msg[at:]), Response: dnsIsResponse(d.msg)}
 	return &d.seen
 }

@@ -15,8 +15,9 @@ func (j *judge) isDNSStream(rule *policy.Rule) bool {
 	asked := false
 	for i := range rule.Steps {
 		s := &rule.Steps[i]
-		asked = asked || s.AsksForQuestion()
-		if s.AsksForHello() || s.AsksForRequest() {
+		dns := s.L7.Only(policy.L7DNS)
+		asked = asked || s.AsksForQuestion() || dns
+		if s.AsksForHello() || s.AsksForRequest() || s.L7 != 0 && !dns || !s.List.Any() {
 			return false
 		}
 	}

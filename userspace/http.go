@@ -30,8 +30,6 @@ type httpInspector struct {
 	path  [httpPathMax]byte
 }
 
-func (h *httpInspector) kind() string { return "http" }
-
 func (h *httpInspector) inspect(b []byte) outcome {
 	got := h.request(b)
 	h.first = got == sawNames
@@ -76,7 +74,7 @@ func (h *httpInspector) request(b []byte) outcome {
 	if !printable(line) {
 		return sawNone
 	}
-	h.seen = policy.Sight{Kind: policy.NameHost, Method: b[:n]}
+	h.seen = policy.Sight{Kind: policy.NameHost, L7: policy.L7HTTP, Method: b[:n]}
 	target, ok := httpTarget(line[n+1:], string(b[:n]) == "GET")
 	if !ok {
 		return sawNone
@@ -200,7 +198,7 @@ func (h *httpInspector) name(target, host []byte) outcome {
 		}
 		named = other
 	}
-	h.seen.Name, h.seen.Path = named, h.cleanPath(path)
+	h.seen.Name, h.seen.Path = named, cleanPath(h.path[:0], path)
 	return sawNames
 }
 
@@ -230,16 +228,16 @@ func httpHost(dst, host []byte) (name []byte, ok bool) {
 	return dst, true
 }
 
-// cleanPath returns a path as servers understand it: without the query, escapes
-// decoded, and without empty, "." and ".." segments.
-func (h *httpInspector) cleanPath(b []byte) []byte {
+// cleanPath writes a path to dst as servers understand it: without the query, escapes
+// decoded, and without empty, "." and ".." segments, cut where dst is full.
+func cleanPath(dst, b []byte) []byte {
 	if end := bytes.IndexAny(b, "?#"); end >= 0 {
 		b = b[:end]
 	}
 	if len(b) > 0 && b[0] != '/' {
 		return b // "*", or nothing that a path's rules hold for
 	}
-	out := append(h.path[:0], '/')
+	out := append(dst, '/')
 	from := 1 // where the segment begins that is being written
 	for i := 0; i < len(b) && len(out) < cap(out)-1; i++ {
 		c := b[i]

@@ -9,7 +9,7 @@ import (
 )
 
 // requests returns "host path" of each request that the inspector sees.
-func requests(in *httpInspector, b []byte) (outcome, []string) {
+func requests(in inspector, b []byte) (outcome, []string) {
 	got := in.inspect(b)
 	var all []string
 	if got == sawNames {

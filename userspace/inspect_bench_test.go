@@ -89,9 +89,19 @@ func BenchmarkFlow(b *testing.B) {
 			b.ReportAllocs()
 			b.ResetTimer()
 			for n := range b.N {
-				w.judge.quic.keys.peer = quicPeer{} // each flow has its own
+				quicOf(w.judge).keys.peer = quicPeer{} // each flow has its own
 				l.live(w, uint32(n), &p)
 			}
 		})
 	}
+}
+
+// quicOf returns a judge's inspector of QUIC.
+func quicOf(j *judge) *quicInspector {
+	for _, in := range j.onUDP {
+		if q, ok := in.(*quicInspector); ok {
+			return q
+		}
+	}
+	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/hybridfw/hybridfw/policy"
 )
 
 const (
@@ -20,8 +22,8 @@ func isGrease(n int) bool { return n&0x0f0f == 0x0a0a && n>>8 == n&0xff }
 // ja4 returns a ClientHello's fingerprint by the JA4 method of FoxIO
 // (github.com/FoxIO-LLC/ja4, technical_details/JA4.md), whose TLS part is under
 // the BSD 3-clause licence. The hello must have been found sound. It allocates.
-func ja4(hello []byte, quic bool, named bool) string {
-	r := tlsReader{b: hello}
+func ja4(seen *policy.Sight) string {
+	r := tlsReader{b: seen.Hello}
 	version := r.uint16()
 	r.take(32)
 	r.vector8()
@@ -42,7 +44,7 @@ func ja4(hello []byte, quic bool, named bool) string {
 		count++
 		switch typ {
 		case tlsVersions:
-			version = highestVersion(body, version)
+			version = highestVersion(body, version, seen.L7 == policy.L7DTLS)
 		case tlsALPN:
 			alpn = ja4ALPN(body)
 		case tlsSignatures:
@@ -63,10 +65,13 @@ func ja4(hello []byte, quic bool, named bool) string {
 		offered += "_" + strings.Join(signatures, ",")
 	}
 	over, to := 't', 'i'
-	if quic {
+	switch seen.L7 {
+	case policy.L7QUIC:
 		over = 'q'
+	case policy.L7DTLS:
+		over = 'd'
 	}
-	if named {
+	if len(seen.Name) > 0 {
 		to = 'd'
 	}
 	return fmt.Sprintf("%c%s%c%02d%02d%s_%s_%s", over, ja4Version(version), to, min(len(ciphers), 99), min(count, 99), alpn,
@@ -74,11 +79,16 @@ func ja4(hello []byte, quic bool, named bool) string {
 }
 
 // highestVersion returns the highest version of a supported_versions extension.
-func highestVersion(body []byte, version int) int {
+// DTLS counts downwards.
+func highestVersion(body []byte, version int, down bool) int {
 	outer := tlsReader{b: body}
 	highest := 0
 	for list := (tlsReader{b: outer.vector8()}); len(list.b) > 1; {
-		if v := list.uint16(); !isGrease(v) {
+		switch v := list.uint16(); {
+		case isGrease(v):
+		case down && highest != 0:
+			highest = min(highest, v)
+		default:
 			highest = max(highest, v)
 		}
 	}
@@ -100,6 +110,12 @@ func ja4Version(version int) string {
 		return "10"
 	case 0x0300:
 		return "s3"
+	case 0xfefc:
+		return "d3"
+	case 0xfefd:
+		return "d2"
+	case 0xfeff:
+		return "d1"
 	}
 	return "00"
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hybridfw/hybridfw/policy"
 )
 
 func numbers(all ...uint16) (b []byte) {
@@ -31,12 +33,12 @@ func TestFingerprint(t *testing.T) {
 	}
 	body := bodyWith(ciphers, extensions...)
 	const want = "t13d1516h2_8daaf6152771_e5627efa2ab1"
-	if got := ja4(body, false, true); got != want {
+	if got := ja4(&policy.Sight{L7: policy.L7TLS, Hello: body, Name: []byte("x")}); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	// The order of suites and extensions does not matter.
 	slices.Reverse(extensions)
-	if got := ja4(bodyWith(ciphers, extensions...), true, true); got != "q"+want[1:] {
+	if got := ja4(&policy.Sight{L7: policy.L7QUIC, Hello: bodyWith(ciphers, extensions...), Name: []byte("x")}); got != "q"+want[1:] {
 		t.Errorf("reversed, over QUIC: %s", got)
 	}
 }
@@ -48,7 +50,7 @@ func TestFingerprintOfPoorHellos(t *testing.T) {
 		"t12i0101a1_":                          bodyWith(numbers(0x1301), extension(16, []byte{0, 3, 2, 'a', '1'})),
 		"ts3i0100":                             append([]byte{3, 0}, helloBody()[2:]...),
 	} {
-		got := ja4(body, false, false)
+		got := ja4(&policy.Sight{L7: policy.L7TLS, Hello: body})
 		if strings.HasPrefix(want, "t12i0101-4") {
 			want = "t12i010124_" // 2d and 34 in hex: its first digit and its last
 		}

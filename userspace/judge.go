@@ -25,8 +25,8 @@ type judge struct {
 	tally  *tally
 	flows  *flows
 	dns    inspector
-	quic   *quicInspector
 	onTCP  []inspector // of bytes that come in streams
+	onUDP  []datagrams
 
 	// The clock is read once a batch: nothing here needs it finer.
 	now   int64 // monotonic, when the batch was received
@@ -55,11 +55,13 @@ func newJudge(o *Options, t *tally) *judge {
 		tally:   t,
 		flows:   newFlows(o.Flows, o.StreamMemory),
 		dns:     new(dnsInspector),
-		quic:    new(quicInspector),
 		scratch: make([]byte, 0, payloadMax),
 	}
 	for _, make := range overTCP {
 		j.onTCP = append(j.onTCP, make())
+	}
+	for _, make := range overUDP {
+		j.onUDP = append(j.onUDP, make())
 	}
 	return j
 }
@@ -95,7 +97,7 @@ func (j *judge) verdict(p *packet, broken bool) verdict {
 // packet's, so bits of others are merged in.
 func (j *judge) judgedMark(mark uint32) uint32 {
 	marks := j.policy.Marks
-	if r := j.book.rule(mark); r.policy != nil && r.policy.Rules[r.index].Rewrites() {
+	if r := j.book.rule(mark); r.policy != nil && r.policy.Rules[r.index].WantsReplies() {
 		return mark | marks.Judged() // the number tells fw_tc_out that replies are wanted
 	}
 	return mark&^marks.Mask | marks.Judged()

@@ -89,7 +89,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 		"allowed":       {hello(sni("good.example")), true, ReasonStep, "good.example"},
 		"other":         {hello(sni("other.example")), false, ReasonUndecided, "other.example"},
 		"none":          {hello(), false, ReasonUndecided, ""},
-		"not tls":       {[]byte("SSH-2.0-x\r\n"), false, ReasonUndecided, "-"},
+		"not tls":       {[]byte("hello, server\r\n"), false, ReasonUndecided, "-"},
 		"malformed":     {hello(sni("good.example"), sni("a.bad.example")), false, ReasonMalformed, "-"},
 		"two in record": {twoRecords(hello(sni("good.example")), 30), true, ReasonStep, "good.example"},
 	} {

@@ -27,8 +27,8 @@ type Decision struct {
 // Sighting is a name that an inspector saw.
 type Sighting struct {
 	Flow   pktbuf.Flow
-	Kind   string // "dns", "tls", "quic", "http"
-	Name   string // lower case, no final dot, "" for a hello without one
+	Kind   string // the protocol, a policy.L7
+	Name   string // lower case, no final dot, "" where there is none
 	Policy *policy.Policy
 	Rule   int // index into Policy.Rules
 	Action policy.Action

@@ -1,6 +1,10 @@
 package userspace
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/hybridfw/hybridfw/policy"
+)
 
 // QUIC's long headers, RFC 9000 section 17.2.
 const (
@@ -39,8 +43,6 @@ type quicInspector struct {
 	header [1 << 16]byte
 }
 
-func (q *quicInspector) kind() string { return "quic" }
-
 // inspect looks at the start of a CRYPTO stream.
 func (q *quicInspector) inspect(b []byte) outcome {
 	q.left = false
@@ -50,7 +52,7 @@ func (q *quicInspector) inspect(b []byte) outcome {
 	case n == 0 || n > len(b):
 		return sawMore
 	default:
-		return q.read(b[tlsMessageHeader:n])
+		return q.read(b[tlsMessageHeader:n], policy.L7QUIC)
 	}
 }
 

@@ -152,6 +152,8 @@ func (j *judge) undecided(rule *policy.Rule, f *flow, where position, payload []
 	r := j.steps(rule, in, got)
 	if got == sawNames {
 		j.report(&r, in, b, queued)
+	} else {
+		j.reportNothing(&r, queued)
 	}
 	return j.decide(f, start, r.action, r.reason)
 }

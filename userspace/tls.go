@@ -34,15 +34,13 @@ type tlsInspector struct {
 	joined [tlsHelloMax]byte // a hello taken out of several records
 }
 
-func (t *tlsInspector) kind() string { return "tls" }
-
 func (t *tlsInspector) inspect(b []byte) outcome {
 	hello, got := t.hello(b)
 	if got != sawNames {
 		t.left = false
 		return got
 	}
-	return t.read(hello)
+	return t.read(hello, policy.L7TLS)
 }
 
 // helloNames gives the name in a ClientHello, whatever carried it.
@@ -61,8 +59,8 @@ func (h *helloNames) next() *policy.Sight {
 }
 
 // read looks at a whole ClientHello, without its message header.
-func (h *helloNames) read(hello []byte) outcome {
-	h.seen = policy.Sight{Kind: policy.NameSNI, Hello: hello}
+func (h *helloNames) read(hello []byte, l7 policy.L7) outcome {
+	h.seen = policy.Sight{Kind: policy.NameSNI, L7: l7, Hello: hello}
 	host, got := serverName(hello, &h.seen)
 	if h.left = got == sawNames; !h.left {
 		return got

@@ -25,9 +25,10 @@ var replayCommand = command{
 	args:    "PCAP",
 	summary: "show what would be seen in a capture, and decided",
 	about: `Reads a capture (pcap or pcapng, "-" is standard input) and shows each name
-that the inspectors see in it: in DNS questions, TLS and QUIC hellos and HTTP
-requests, on any port, with the frame at which it became known and the verdict
-that the policy has for it. Nothing on the host is touched.
+that the inspectors see in it: in DNS questions, TLS, DTLS and QUIC hellos and
+HTTP requests, on any port, and each connection of another known protocol, with
+the frame at which it became known and the verdict that the policy has for it.
+Nothing on the host is touched.
 
 A capture knows no interfaces: conditions on zones hold for every packet, unless
 --from and --to say which zones its connections go between. Fragments are put

@@ -271,6 +271,39 @@ rules:
 	})
 }
 
+// TestResponsesAreJudged: a step on responses lets the question through and stops its
+// answer.
+func TestResponsesAreJudged(t *testing.T) {
+	b := newBench(t, testnet.RoutedOptions{}, `
+version: 1
+zones: { lan: [lan0], wan: [wan0] }
+rules:
+  - name: dns
+    from: lan
+    to: wan
+    proto: udp
+    dport: 53
+    action: inspect
+    steps: [{ direction: response, qname: .ads.example, action: drop }, { action: accept }]
+  - { name: echo, from: lan, to: wan, proto: udp, dport: 7, action: accept }
+`)
+	eachFamily(t, func(t *testing.T, fam family) {
+		server := b.serveDNS(t, fam)
+		conn := b.Client.MustDial(t, "udp", server.Addr.String())
+		before := b.f.status()
+		if _, err := conn.Write(question(t, 1, "x.ads.example.", dnsmessage.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		b.f.eventually(t, "the response is dropped", func(s status) bool { return s.User.Dropped > before.User.Dropped })
+		if m := ask(t, conn, question(t, 2, "good.example.", dnsmessage.TypeA)); m.ID != 2 || len(m.Answers) != 1 {
+			t.Errorf("the answer about another name is %+v", m)
+		}
+		if got := server.Queries(); len(got) != 2 || got[0].Name != "x.ads.example" {
+			t.Errorf("the server was asked %+v", got)
+		}
+	})
+}
+
 // TestAnswersOfEachKind: Go's resolver understands each kind of answer as what it is,
 // and the server has been asked each time.
 func TestAnswersOfEachKind(t *testing.T) {
