@@ -3,6 +3,7 @@
 #pragma once
 
 #include "addrs.h"
+#include "lists.h"
 #include "maps.h"
 #include "parse.h"
 #include <stdbool.h>
@@ -114,6 +115,73 @@ static __always_inline __u64 first_match(const struct sets *s, __u8 from, int to
 			all &= s->vlan[w];
 		if (any_limit)
 			all &= s->after[w];
+		if (all)
+			return w * 64 + __builtin_ctzll(all);
+	}
+	return RULE_NONE;
+}
+
+// The same where rules name dynamic lists, by the sets' numbers: a pointer to each
+// would not fit on the stack beside the others. What matches is in all of them, but
+// the one that an address's lists add stands for itself or the one behind it.
+struct set_numbers {
+	__u32 n[13];
+};
+
+enum {
+	IN_ZONES = 0, // places in set_numbers
+	IN_AFTER = 6,
+	IN_SRC = 7, // three: what its lists add, the table's, and what its lists leave
+	IN_DST = 10,
+	LISTS_SETS = 4, // of a choice of lists: two for each address
+};
+
+static __always_inline void find_numbers(const struct packet *p, __u32 source, __u32 target,
+					 __u8 src_lists, __u8 dst_lists, struct set_numbers *s)
+{
+	s->n[IN_SRC] = dynamic_sets + src_lists * LISTS_SETS;
+	s->n[IN_SRC + 1] = source;
+	s->n[IN_SRC + 2] = s->n[IN_SRC] + 1;
+	s->n[IN_DST] = dynamic_sets + dst_lists * LISTS_SETS + 2;
+	s->n[IN_DST + 1] = target;
+	s->n[IN_DST + 2] = s->n[IN_DST] + 1;
+	asm volatile("" ::: "memory"); // they need not be kept elsewhere
+	__u32 l4 = l4_number(p);
+	s->n[1] = l4;
+	s->n[2] = any_dport ? port_number(&rules_dport, p->has_ports, p->dport) : l4;
+	s->n[3] = any_sport ? port_number(&rules_sport, p->has_ports, p->sport) : l4;
+	s->n[4] = any_ip ? ip_number(p) : l4;
+	s->n[5] = any_vlan ? table_number(&rules_vlan, p->vlan) : l4;
+	s->n[IN_AFTER] = l4;
+}
+
+// in_all is word w of the set of the rules that are in all sets.
+static __always_inline __u64 in_all(const struct set_numbers *s, __u32 w)
+{
+	__u64 all = -1, added = 0;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 13; i++) {
+		const __u64 *words = set(s->n[i]);
+		__u64 adds = i == IN_SRC || i == IN_DST ? -1 : 0;
+
+		if (!words)
+			return 0; // cannot be: every number has its set
+		all &= words[w] | added | adds;
+		added = words[w] & adds;
+	}
+	return all;
+}
+
+// first_listed is first_match with dynamic lists.
+static __always_inline __u64 first_listed(struct set_numbers *s, __u8 from, int to)
+{
+	__u32 class = to == ANY_ZONE ? zone_classes_to - 1 : zone_to[to & 0xff];
+
+	s->n[IN_ZONES] = zone_sets + zone_from[from] * zone_classes_to + class;
+	for (__u32 w = 0; w < MAX_WORDS && w < rule_words; w++) {
+		__u64 all = in_all(s, w);
+
 		if (all)
 			return w * 64 + __builtin_ctzll(all);
 	}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-// Programs: fw_xdp and fw_tc (incoming), fw_tc_out (leaving), and fw_decide,
-// by which the user-space half writes a decision into a flow's entry.
+// Programs: fw_xdp and fw_tc (incoming), fw_tc_out (leaving), and those of decide.h.
 #include "maps.h"
 #include "parse.h"
 #include "classify.h"
 #include "count.h"
+#include "decide.h"
 #include "flow.h"
 #include "reload.h"
 #include "offload.h"
@@ -386,10 +386,13 @@ int fw_tc_out(struct __sk_buff *skb)
 static __always_inline struct judgement judge_early(struct xdp_md *ctx, struct packet *p)
 {
 	__u32 source = any_early ? source_number(p) : 0;
+	__u8 lists = any_dynamic && any_early ? source_lists(p) : 0;
 	struct flow_id id;
 	struct sets s;
 	bool half;
 
+	if (lists & dynamic_early)
+		source |= SET_EARLY;
 	// Only user space decides that a flow is dropped; what a reload has denied is
 	// left to fw_tc.
 	if (p->later_fragment || (!any_inspect && !any_offload && !(source & SET_EARLY)))
@@ -413,9 +416,18 @@ static __always_inline struct judgement judge_early(struct xdp_md *ctx, struct p
 	if (!(source & SET_EARLY) || is_icmp_error(p) || is_vital_icmp(p))
 		return judged(VERDICT_PASS, REASON_NEXT);
 	__u32 target = target_number(p);
-	if (!find_sets(p, source, target, &s))
-		return judged(VERDICT_PASS, REASON_NEXT);
-	__u32 n = first_match(&s, zone_of(ctx->ingress_ifindex), ANY_ZONE, 0);
+	__u8 from = zone_of(ctx->ingress_ifindex);
+	__u64 n;
+	if (any_dynamic) {
+		struct set_numbers numbers;
+
+		find_numbers(p, source, target, lists, target_lists(p), &numbers);
+		n = first_listed(&numbers, from, ANY_ZONE);
+	} else {
+		if (!find_sets(p, source, target, &s))
+			return judged(VERDICT_PASS, REASON_NEXT);
+		n = first_match(&s, from, ANY_ZONE, 0);
+	}
 	if (n < MAX_RULES && rule_at(n)->any_zone && rule_at(n)->any_vlan &&
 	    rule_at(n)->action == ACTION_DROP &&
 	    (!any_limit || !rule_at(n)->limit || is_over(p, n, false))) {
@@ -450,44 +462,6 @@ int fw_xdp(struct xdp_md *ctx)
 	if (j.reason == REASON_OFFLOADED)
 		return XDP_REDIRECT;
 	return j.verdict == VERDICT_DROP ? XDP_DROP : XDP_PASS;
-}
-
-// fw_decide sets a flow's action where the kernel counts it too, so that no
-// packet is lost from its counters. A flow whose entry is gone gets a new one.
-SEC("syscall")
-int fw_decide(struct decision *d)
-{
-	struct flow_key key = d->key;
-	struct flow *f = bpf_map_lookup_elem(&flows, &key);
-
-	if (!f)
-		f = bpf_map_lookup_elem(&half_open, &key);
-	if (f) {
-		// A newer policy has judged the flow by another rule: its word stands.
-		if (f->generation == d->generation && !f->via && f->mark != d->mark &&
-		    f->decided_by != d->decided_by)
-			return 0;
-		f->rule = d->rule;
-		f->mark = 0;
-		f->replies = 0;
-		f->via = 0;
-		f->decided_by = d->decided_by;
-		f->action = d->action;
-		return 0;
-	}
-	struct packet p = {.proto = key.proto};
-	struct flow fresh = {
-		.last_seen = bpf_ktime_get_ns(), // the same clock; the coarse one is not had here
-		.rule = d->rule,
-		.action = d->action,
-		.origin = d->origin,
-		// Where the rule is older than the policy, the flow is judged again.
-		.generation = d->since,
-		.in = IN_UNKNOWN,
-		.decided_by = d->decided_by,
-		.state = first_state(&p),
-	};
-	return bpf_map_update_elem(&half_open, &key, &fresh, BPF_ANY);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

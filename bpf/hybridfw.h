@@ -25,6 +25,7 @@ enum limits {
 	IN_UNKNOWN = 0x7fffffff,  // in flow.in: nobody knows; no ifindex
 	MAX_LIMITS = 256,	  // rules with a limit
 	LIMITS_TRIED = 16,	  // that one packet may be over before it is dropped
+	MAX_DYNAMIC = 8,	  // dynamic lists
 	LIMIT_QUEUE = MAX_LIMITS, // index of the queue's limit for a source in rate_limits
 	MSS_PMTU = 0xffff,	  // in rule.mss
 	RULE_NONE = 0xffff,	  // no rule: a default or a built-in decided
@@ -264,6 +265,31 @@ struct limit_key {
 	__u32 limit;   // index into rate_limits
 };
 _Static_assert(sizeof(struct limit_key) == 20, "limit_key");
+
+struct address {
+	__u8 addr[16]; // IPv4 as ::ffff:0:0/96
+};
+
+// Until when an address is in each dynamic list, CLOCK_MONOTONIC in ns; 0: it is not.
+struct membership {
+	__u64 until[MAX_DYNAMIC];
+};
+_Static_assert(sizeof(struct membership) == 64, "membership");
+
+// What each place in struct membership stands for: policy.Dynamic.ID; 0: free.
+struct list_places {
+	__u64 id[MAX_DYNAMIC];
+};
+_Static_assert(sizeof(struct list_places) == 64, "list_places");
+
+// The argument of fw_learn.
+struct learning {
+	struct address addr;
+	__u64 until;
+	__u32 list;
+	__u32 pad;
+};
+_Static_assert(sizeof(struct learning) == 32, "learning");
 
 // The argument of fw_decide.
 struct decision {

@@ -43,8 +43,11 @@ const volatile bool any_limit;		   // some rule has a limit
 const volatile bool any_offload;	   // some flows may pass the stack by
 const volatile bool offload_default;	   // those that no rule has judged
 const volatile bool any_lists;		   // some rule names several lists in one field
-const volatile bool any_rewrite;	   // some rule rewrites
-const volatile bool limit_queue;	   // rate_limits[LIMIT_QUEUE] holds
+const volatile bool any_dynamic;	   // some rule names a dynamic list
+const volatile __u8 dynamic_early; // those that rules name which fw_xdp may apply, a bit each
+const volatile __u32 dynamic_sets; // number of the first set of the first choice of them
+const volatile bool any_rewrite;   // some rule rewrites
+const volatile bool limit_queue;   // rate_limits[LIMIT_QUEUE] holds
 const volatile bool any_sport, any_dport;
 const volatile bool any_icmp, any_ip, any_vlan;
 const volatile __u32 ip_sets[MAX_IP]; // by code point (DSCP) and IP_FRAGMENT
@@ -150,6 +153,22 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } half_open SEC(".maps");
+
+// Addresses in dynamic lists. Where there are too many, those go first that have not
+// been seen for longest.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct address);
+	__type(value, struct membership);
+} learned SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct list_places);
+} list_ids SEC(".maps");
 
 // What became of the first fragment of a datagram: enum action.
 struct {

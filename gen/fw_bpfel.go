@@ -22,6 +22,11 @@ const (
 	FWActionACTION_INSPECT FWAction = 3
 )
 
+type FWAddress struct {
+	_    structs.HostLayout
+	Addr [16]uint8
+}
+
 type FWAddressTable struct {
 	_      structs.HostLayout
 	Root4  uint32
@@ -125,6 +130,14 @@ const (
 	FWHookHOOK_COUNT  FWHook = 3
 )
 
+type FWLearning struct {
+	_     structs.HostLayout
+	Addr  FWAddress
+	Until uint64
+	List  uint32
+	Pad   uint32
+}
+
 type FWLimit struct {
 	_        structs.HostLayout
 	Interval uint64
@@ -161,6 +174,7 @@ const (
 	FWLimitsIN_UNKNOWN      FWLimits = 2147483647
 	FWLimitsMAX_LIMITS      FWLimits = 256
 	FWLimitsLIMITS_TRIED    FWLimits = 16
+	FWLimitsMAX_DYNAMIC     FWLimits = 8
 	FWLimitsLIMIT_QUEUE     FWLimits = 256
 	FWLimitsMSS_PMTU        FWLimits = 65535
 	FWLimitsRULE_NONE       FWLimits = 65535
@@ -172,6 +186,16 @@ type FWListKey struct {
 	Rule uint16
 	Dst  uint8
 	Pad  uint8
+}
+
+type FWListPlaces struct {
+	_  structs.HostLayout
+	Id [8]uint64
+}
+
+type FWMembership struct {
+	_     structs.HostLayout
+	Until [8]uint64
 }
 
 type FWPort struct {
@@ -239,8 +263,10 @@ const (
 	FWMapFlows           = "flows"
 	FWMapFragments       = "fragments"
 	FWMapHalfOpen        = "half_open"
+	FWMapLearned         = "learned"
 	FWMapLines           = "lines"
 	FWMapListCounters    = "list_counters"
+	FWMapListIds         = "list_ids"
 	FWMapListNumbers     = "list_numbers"
 	FWMapPorts           = "ports"
 	FWMapRuleCounters    = "rule_counters"
@@ -252,11 +278,13 @@ const (
 	FWMapXdpTargets      = "xdp_targets"
 	FWMapZones           = "zones"
 	FWProgFwDecide       = "fw_decide"
+	FWProgFwLearn        = "fw_learn"
 	FWProgFwTc           = "fw_tc"
 	FWProgFwTcOut        = "fw_tc_out"
 	FWProgFwXdp          = "fw_xdp"
 	FWVarAnyBare         = "any_bare"
 	FWVarAnyDport        = "any_dport"
+	FWVarAnyDynamic      = "any_dynamic"
 	FWVarAnyEarly        = "any_early"
 	FWVarAnyIcmp         = "any_icmp"
 	FWVarAnyInspect      = "any_inspect"
@@ -270,6 +298,8 @@ const (
 	FWVarDefaultForward  = "default_forward"
 	FWVarDefaultInput    = "default_input"
 	FWVarDefaultOutput   = "default_output"
+	FWVarDynamicEarly    = "dynamic_early"
+	FWVarDynamicSets     = "dynamic_sets"
 	FWVarFlagSets        = "flag_sets"
 	FWVarGeneration      = "generation"
 	FWVarIpSets          = "ip_sets"
@@ -342,6 +372,7 @@ type FWSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type FWProgramSpecs struct {
 	FwDecide *ebpf.ProgramSpec `ebpf:"fw_decide"`
+	FwLearn  *ebpf.ProgramSpec `ebpf:"fw_learn"`
 	FwTc     *ebpf.ProgramSpec `ebpf:"fw_tc"`
 	FwTcOut  *ebpf.ProgramSpec `ebpf:"fw_tc_out"`
 	FwXdp    *ebpf.ProgramSpec `ebpf:"fw_xdp"`
@@ -357,8 +388,10 @@ type FWMapSpecs struct {
 	Flows        *ebpf.MapSpec `ebpf:"flows"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	HalfOpen     *ebpf.MapSpec `ebpf:"half_open"`
+	Learned      *ebpf.MapSpec `ebpf:"learned"`
 	Lines        *ebpf.MapSpec `ebpf:"lines"`
 	ListCounters *ebpf.MapSpec `ebpf:"list_counters"`
+	ListIds      *ebpf.MapSpec `ebpf:"list_ids"`
 	ListNumbers  *ebpf.MapSpec `ebpf:"list_numbers"`
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	RuleCounters *ebpf.MapSpec `ebpf:"rule_counters"`
@@ -377,6 +410,7 @@ type FWMapSpecs struct {
 type FWVariableSpecs struct {
 	AnyBare         *ebpf.VariableSpec `ebpf:"any_bare"`
 	AnyDport        *ebpf.VariableSpec `ebpf:"any_dport"`
+	AnyDynamic      *ebpf.VariableSpec `ebpf:"any_dynamic"`
 	AnyEarly        *ebpf.VariableSpec `ebpf:"any_early"`
 	AnyIcmp         *ebpf.VariableSpec `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.VariableSpec `ebpf:"any_inspect"`
@@ -390,6 +424,8 @@ type FWVariableSpecs struct {
 	DefaultForward  *ebpf.VariableSpec `ebpf:"default_forward"`
 	DefaultInput    *ebpf.VariableSpec `ebpf:"default_input"`
 	DefaultOutput   *ebpf.VariableSpec `ebpf:"default_output"`
+	DynamicEarly    *ebpf.VariableSpec `ebpf:"dynamic_early"`
+	DynamicSets     *ebpf.VariableSpec `ebpf:"dynamic_sets"`
 	FlagSets        *ebpf.VariableSpec `ebpf:"flag_sets"`
 	Generation      *ebpf.VariableSpec `ebpf:"generation"`
 	IpSets          *ebpf.VariableSpec `ebpf:"ip_sets"`
@@ -445,8 +481,10 @@ type FWMaps struct {
 	Flows        *ebpf.Map `ebpf:"flows"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	HalfOpen     *ebpf.Map `ebpf:"half_open"`
+	Learned      *ebpf.Map `ebpf:"learned"`
 	Lines        *ebpf.Map `ebpf:"lines"`
 	ListCounters *ebpf.Map `ebpf:"list_counters"`
+	ListIds      *ebpf.Map `ebpf:"list_ids"`
 	ListNumbers  *ebpf.Map `ebpf:"list_numbers"`
 	Ports        *ebpf.Map `ebpf:"ports"`
 	RuleCounters *ebpf.Map `ebpf:"rule_counters"`
@@ -467,8 +505,10 @@ func (m *FWMaps) Close() error {
 		m.Flows,
 		m.Fragments,
 		m.HalfOpen,
+		m.Learned,
 		m.Lines,
 		m.ListCounters,
+		m.ListIds,
 		m.ListNumbers,
 		m.Ports,
 		m.RuleCounters,
@@ -488,6 +528,7 @@ func (m *FWMaps) Close() error {
 type FWVariables struct {
 	AnyBare         *ebpf.Variable `ebpf:"any_bare"`
 	AnyDport        *ebpf.Variable `ebpf:"any_dport"`
+	AnyDynamic      *ebpf.Variable `ebpf:"any_dynamic"`
 	AnyEarly        *ebpf.Variable `ebpf:"any_early"`
 	AnyIcmp         *ebpf.Variable `ebpf:"any_icmp"`
 	AnyInspect      *ebpf.Variable `ebpf:"any_inspect"`
@@ -501,6 +542,8 @@ type FWVariables struct {
 	DefaultForward  *ebpf.Variable `ebpf:"default_forward"`
 	DefaultInput    *ebpf.Variable `ebpf:"default_input"`
 	DefaultOutput   *ebpf.Variable `ebpf:"default_output"`
+	DynamicEarly    *ebpf.Variable `ebpf:"dynamic_early"`
+	DynamicSets     *ebpf.Variable `ebpf:"dynamic_sets"`
 	FlagSets        *ebpf.Variable `ebpf:"flag_sets"`
 	Generation      *ebpf.Variable `ebpf:"generation"`
 	IpSets          *ebpf.Variable `ebpf:"ip_sets"`
@@ -535,6 +578,7 @@ type FWVariables struct {
 // It can be passed to LoadFWObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FWPrograms struct {
 	FwDecide *ebpf.Program `ebpf:"fw_decide"`
+	FwLearn  *ebpf.Program `ebpf:"fw_learn"`
 	FwTc     *ebpf.Program `ebpf:"fw_tc"`
 	FwTcOut  *ebpf.Program `ebpf:"fw_tc_out"`
 	FwXdp    *ebpf.Program `ebpf:"fw_xdp"`
@@ -543,6 +587,7 @@ type FWPrograms struct {
 func (p *FWPrograms) Close() error {
 	return _FWClose(
 		p.FwDecide,
+		p.FwLearn,
 		p.FwTc,
 		p.FwTcOut,
 		p.FwXdp,

@@ -70,6 +70,7 @@ func (b *bench) loadRandom(p *policy.Policy) *Firewall {
 		b.tb.Fatalf("loading: %+v", err)
 	}
 	b.enter(f)
+	b.teach(f)
 	return f
 }
 

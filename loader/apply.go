@@ -27,6 +27,8 @@ func (i *instance) sharedMaps() map[string]*ebpf.Map {
 		gen.FWMapHalfOpen:  i.objs.HalfOpen,
 		gen.FWMapFragments: i.objs.Fragments,
 		gen.FWMapCounters:  i.objs.Counters,
+		gen.FWMapLearned:   i.objs.Learned,
+		gen.FWMapListIds:   i.objs.ListIds,
 	}
 }
 
@@ -53,7 +55,11 @@ func (f *Firewall) Apply(p *policy.Policy) error {
 		return fmt.Errorf("%s: marks.mask is 0x%08x, but packets under way have been marked under 0x%08x: restart to change it",
 			p.File, p.Marks.Mask, f.policy.Marks.Mask)
 	}
-	tables, err := Compile(p)
+	places, err := f.places.Load().next(p, f.policy)
+	if err != nil {
+		return err
+	}
+	tables, err := compile(p, places)
 	if err != nil {
 		return err
 	}
@@ -64,8 +70,12 @@ func (f *Firewall) Apply(p *policy.Policy) error {
 		return explainLoad(err)
 	}
 	// Decisions go on by the program that is there.
-	err = objs.FwDecide.Close()
-	objs.FwDecide = f.decide
+	err = errors.Join(objs.FwDecide.Close(), objs.FwLearn.Close())
+	objs.FwDecide, objs.FwLearn = f.decide, f.learn
+	if err == nil {
+		// Places that neither policy uses are given away before the next one looks.
+		err = f.takePlaces(&f.instance, places)
+	}
 	if err == nil {
 		err = f.swap(&instance{policy: p, objs: *objs}, g)
 	}
@@ -77,7 +87,7 @@ func (f *Firewall) Apply(p *policy.Policy) error {
 
 // closeInstance closes an instance that is not in force.
 func (f *Firewall) closeInstance(i *instance) error {
-	i.objs.FwDecide = nil
+	i.objs.FwDecide, i.objs.FwLearn = nil, nil
 	return i.objs.Close()
 }
 

@@ -50,10 +50,14 @@ type Tables struct {
 	early   bool // some rule drops whatever the zone out is
 	inspect bool // some rule inspects
 	rewrite bool // some rule rewrites headers
+	dynamic bool // some rule names a dynamic list
 	offload bool // some flows may pass the stack by
 	forward bool // of these, those that no rule has judged
 	limits  []policy.Limit
-	queue   policy.Queue
+
+	dynamicSets  uint32 // number of the first set of the first choice of dynamic lists
+	dynamicEarly uint8  // places of those that rules name which XDP may apply
+	queue        policy.Queue
 }
 
 // tableRule is what a matched rule does.
@@ -77,6 +81,15 @@ func (r tableRule) early() bool { return r.anyZone && r.anyVLAN && r.action == p
 
 // Compile turns a policy into tables. It is pure: the kernel is not asked.
 func Compile(p *policy.Policy) (*Tables, error) {
+	places, err := listPlaces{}.next(p, p)
+	if err != nil {
+		return nil, err
+	}
+	return compile(p, places)
+}
+
+// compile is Compile with places for the policy's dynamic lists.
+func compile(p *policy.Policy, places listPlaces) (*Tables, error) {
 	if len(p.Rules) > maxRules {
 		return nil, fmt.Errorf("%s: %d rules, but the kernel half holds %d", p.File, len(p.Rules), maxRules)
 	}
@@ -111,6 +124,7 @@ func Compile(p *policy.Policy) (*Tables, error) {
 	t.dport = t.sets.ranges(p.Rules, noPorts, func(r *policy.Rule) []policy.PortRange { return r.Dport })
 	src := t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Src })
 	dst := t.sets.addrs(p.Rules, func(r *policy.Rule) *policy.AddrMatch { return &r.Dst })
+	t.compileDynamic(p, places)
 	if t.sets.full {
 		return nil, fmt.Errorf("%s: its %d rules tell too many kinds of packets apart, more than %d: let fewer rules name lists or ranges that overlap in part, or write fewer rules",
 			p.File, len(p.Rules), maxSetBytes/(8*t.sets.words))

@@ -50,7 +50,9 @@ type Firewall struct {
 	opts   Options
 	lock   *os.File      // the folder of pins is this process's own
 	decide *ebpf.Program // of the first policy: it looks at nothing that is a policy's own
-	known  [2]*ebpf.Map  // flows and half_open, whatever policy is in force
+	learn  *ebpf.Program // likewise
+	places atomic.Pointer[listPlaces]
+	known  [2]*ebpf.Map // flows and half_open, whatever policy is in force
 
 	state     *ebpf.Map       // pinned; nil before Attach
 	inherited map[string]bool // maps that an earlier process has made
@@ -77,10 +79,6 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	tables, err := Compile(p)
-	if err != nil {
-		return nil, err
-	}
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, explainLoad(fmt.Errorf("raising the locked-memory limit: %w", err))
 	}
@@ -89,31 +87,63 @@ func Load(p *policy.Policy, opts Options) (*Firewall, error) {
 	if usable {
 		f.numbered = before.Generation + 1
 	}
+	shared, places, err := f.inheritAll(usable)
+	if err != nil {
+		return nil, explainLoad(err)
+	}
+	places, err = places.next(p, p)
+	var tables *Tables
+	if err == nil {
+		tables, err = compile(p, places)
+	}
+	if err != nil {
+		return nil, errors.Join(err, closeMaps(shared))
+	}
 	g := new(generation).next(tables, f.numbered)
-	objs, err := f.loadFirst(tables, g, usable)
+	objs, err := f.loadFirst(tables, g, shared)
 	if err != nil {
 		return nil, explainLoad(err)
 	}
 	f.instance = instance{policy: p, objs: *objs}
-	f.decide = f.objs.FwDecide
-	if err := errors.Join(f.keepTables(), f.copyEntries()); err != nil {
+	f.decide, f.learn = f.objs.FwDecide, f.objs.FwLearn
+	if err := errors.Join(f.keepTables(), f.copyEntries(), f.takePlaces(&f.instance, places)); err != nil {
 		return nil, errors.Join(err, f.objs.Close())
 	}
 	f.current.Store(g)
 	return f, nil
 }
 
-// loadFirst makes the first instance, with the maps that a process before has left
-// if they are known to be usable.
-func (f *Firewall) loadFirst(tables *Tables, g *generation, usable bool) (*gen.FWObjects, error) {
-	var shared map[string]*ebpf.Map
-	if usable {
-		spec, err := f.spec()
-		if err != nil {
-			return nil, err
-		}
-		shared = f.inherit(spec)
+// inheritAll opens the maps that a process before has left if they are known to be
+// usable, and tells which dynamic lists have places in them.
+func (f *Firewall) inheritAll(usable bool) (shared map[string]*ebpf.Map, places listPlaces, err error) {
+	if !usable {
+		return nil, places, nil
 	}
+	spec, err := f.spec()
+	if err != nil {
+		return nil, places, err
+	}
+	shared = f.inherit(spec)
+	if shared[gen.FWMapLearned] == nil || shared[gen.FWMapListIds] == nil {
+		return shared, places, nil
+	}
+	i := instance{objs: gen.FWObjects{FWMaps: gen.FWMaps{ListIds: shared[gen.FWMapListIds]}}}
+	if places, err = i.learnedPlaces(); err != nil {
+		return nil, places, errors.Join(err, closeMaps(shared))
+	}
+	return shared, places, nil
+}
+
+func closeMaps(all map[string]*ebpf.Map) error {
+	var errs []error
+	for _, m := range all {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// loadFirst makes the first instance, with the maps that a process before has left.
+func (f *Firewall) loadFirst(tables *Tables, g *generation, shared map[string]*ebpf.Map) (*gen.FWObjects, error) {
 	objs, err := f.load(tables, g, shared)
 	for name, m := range shared {
 		f.inherited[name] = true

@@ -24,6 +24,9 @@ func randomAddrMatch(r *rand.Rand) policy.AddrMatch {
 		}
 		m.Lists = append(m.Lists, list)
 	}
+	for range pick(r, 0, 0, 0, 0, 0, 0, 0, 1, 2) {
+		m.Lists = append(m.Lists, pick(r, randomDynamic...))
+	}
 	m.Not = !m.Any() && r.IntN(4) == 0
 	return m
 }

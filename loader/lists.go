@@ -45,7 +45,7 @@ func (t *Tables) fillLists(m *ebpf.Map) error {
 // alone, and not by list.
 type ListHits struct {
 	List    string  `json:"list"`
-	Type    string  `json:"type"` // "cidr" or "domain"
+	Type    string  `json:"type"` // "cidr", "domain" or "dynamic"
 	Line    int     `json:"line"` // of the policy file
 	File    string  `json:"file,omitempty"`
 	Entries int     `json:"entries"`
@@ -62,11 +62,20 @@ func (f *Firewall) Lists() ([]ListHits, error) {
 	if err != nil {
 		return nil, err
 	}
+	learned, err := f.learnedCounts()
+	if err != nil {
+		return nil, err
+	}
 	all := make([]ListHits, 0, len(f.policy.Lists))
 	for i, l := range f.policy.Lists {
 		h := ListHits{List: l.Name, Type: l.Type.String(), Line: l.Pos.Line, File: l.File, Entries: l.Domains.Len()}
-		if l.Type == policy.ListCIDR {
-			h.Entries = len(l.Prefixes)
+		if l.Type == policy.ListDynamic {
+			if place := f.places.Load().of(l.Dynamic.ID); place >= 0 {
+				h.Entries = learned[place]
+			}
+		}
+		if l.Type != policy.ListDomain {
+			h.Entries += len(l.Prefixes)
 			before := f.listsBefore[l.Name]
 			c := tally{counts[i].packets + before.packets, counts[i].bytes + before.bytes}
 			h.Packets, h.Bytes = &c.packets, &c.bytes

@@ -179,6 +179,9 @@ func ruleText(lists *strings.Builder, r *policy.Rule) string {
 		for _, l := range m.Lists {
 			values = append(values, "@"+l.Name)
 			fmt.Fprintf(lists, " %s: { type: cidr, entries: [", l.Name)
+			for _, member := range randomMembers[l] { // as if they had always been there
+				fmt.Fprintf(lists, "%q,", member)
+			}
 			for _, prefix := range l.Prefixes {
 				fmt.Fprintf(lists, "%q,", prefix)
 			}

@@ -129,6 +129,14 @@ func dump(p *Policy) string {
 		fmt.Fprintf(&b, "zone %d %s %q at %v\n", i+1, z.Name, z.Interfaces, z.Pos)
 	}
 	for _, l := range p.Lists {
+		if l.Type == ListDynamic {
+			fmt.Fprintf(&b, "list %s %v", l.Name, l.Type)
+			for _, from := range l.Dynamic.From {
+				dumpName(&b, "from", from)
+			}
+			fmt.Fprintf(&b, " ttl=%v at %v\n", l.Dynamic.TTL, l.Pos)
+			continue
+		}
 		fmt.Fprintf(&b, "list %s %v file=%q prefixes=%v names=%s at %v\n",
 			l.Name, l.Type, filepath.ToSlash(l.File), l.Prefixes, dumpDomains(&l.Domains), l.Pos)
 	}
@@ -184,6 +192,9 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 	}
 	if r.Action == ActionInspect {
 		fmt.Fprintf(b, " inspect=%d until=%+v rewrites=%t", r.Inspect, r.Until, r.Rewrites())
+		if r.Learns {
+			b.WriteString(" learns")
+		}
 	}
 	b.WriteByte('\n')
 	for _, s := range r.Steps {

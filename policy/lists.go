@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -13,11 +14,11 @@ import (
 // half's tables of so many take about a gibibyte.
 var maxPrefixes = 4 << 20
 
-var listTypes = []string{"cidr", "domain"}
+var listTypes = []string{"cidr", "domain", "dynamic"}
 
 // String returns the type as policies write it.
 func (t ListType) String() string {
-	if t == ListCIDR || t == ListDomain {
+	if t >= ListCIDR && t <= ListDynamic {
 		return listTypes[t-ListCIDR]
 	}
 	return "unknown"
@@ -33,15 +34,30 @@ func (p *reader) readLists(n *node) {
 		// A rule that names a list with an error must not be told that there
 		// is no such list.
 		p.bad[f.key] = true
-		if !p.nameOf(f.pos, "list", f.key) {
-			continue
-		}
-		if l := p.readList(f); l != nil {
-			delete(p.bad, f.key)
-			p.lists[f.key] = l
-			p.policy.Lists = append(p.policy.Lists, l)
+	}
+	// Dynamic lists may name others.
+	lists := make([]*List, len(n.fields))
+	for _, dynamic := range []bool{false, true} {
+		for i, f := range n.fields {
+			if isDynamic(f) == dynamic && p.nameOf(f.pos, "list", f.key) {
+				if lists[i] = p.readList(f); lists[i] != nil {
+					delete(p.bad, f.key)
+					p.lists[f.key] = lists[i]
+				}
+			}
 		}
 	}
+	p.policy.Lists = slices.DeleteFunc(lists, func(l *List) bool { return l == nil })
+}
+
+// isDynamic tells whether a list says that it is.
+func isDynamic(f field) bool {
+	for _, key := range f.value.fields {
+		if key.key == "type" && key.value.text == listTypes[ListDynamic-ListCIDR] {
+			return true
+		}
+	}
+	return false
 }
 
 // readList returns nil where it has reported an error.
@@ -53,15 +69,22 @@ func (p *reader) readList(f field) *List {
 	}
 	l := &List{Name: f.key, Pos: f.pos}
 	if v := values["type"]; v == nil {
-		p.errorf(f.pos, "%s.type is missing; expected cidr or domain", f.value.path())
+		p.errorf(f.pos, "%s.type is missing; expected cidr, domain or dynamic", f.value.path())
 		return nil
-	} else if i := p.word(v, listTypes, []string{"dynamic"}); i < 0 {
+	} else if i := p.word(v, listTypes, nil); i < 0 {
 		return nil
 	} else {
 		l.Type = ListCIDR + ListType(i)
 	}
 	entries, file := values["entries"], values["file"]
+	for _, key := range []string{"from", "ttl"} {
+		if v := values[key]; v != nil && l.Type != ListDynamic {
+			p.errorf(v.pos, "%s: only a list of type dynamic has it; expected entries or file", v.path())
+		}
+	}
 	switch {
+	case l.Type == ListDynamic:
+		p.readDynamic(l, f.pos, f.value.path(), values)
 	case entries == nil && file == nil:
 		p.errorf(f.pos, "%s has no entries; expected entries or file", f.value.path())
 	case entries != nil && file != nil:

@@ -121,6 +121,9 @@ func (m *AddrMatch) has(addr netip.Addr) bool {
 		}
 	}
 	for _, list := range m.Lists {
+		if list.Dynamic.Has != nil && list.Dynamic.Has(addr) {
+			return true
+		}
 		for _, prefix := range list.Prefixes {
 			if prefix.Contains(addr) {
 				return true

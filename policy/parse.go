@@ -176,6 +176,7 @@ func (p *reader) read(root *node) {
 	p.checkMarks(mask)
 	p.checkLimits()
 	p.checkUse()
+	p.checkDynamic()
 }
 
 // readDefaults lays the file's values over those that apply without it.
@@ -285,7 +286,7 @@ func (p *reader) checkUse() {
 		if !p.used[l] {
 			p.warnf(l.Pos, "lists.%s is not used by any rule", l.Name)
 		}
-		if len(l.Prefixes) == 0 && l.Domains.Len() == 0 {
+		if len(l.Prefixes) == 0 && l.Domains.Len() == 0 && l.Type != ListDynamic {
 			p.warnf(l.Pos, "lists.%s is empty: what names it matches nothing", l.Name)
 		}
 	}

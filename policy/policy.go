@@ -138,8 +138,9 @@ func (m Marks) Room() int { return 1<<(m.Bits()-1) - MarkInspect }
 type ListType uint8
 
 const (
-	ListCIDR   ListType = iota + 1 // addresses and prefixes
-	ListDomain                     // names
+	ListCIDR    ListType = iota + 1 // addresses and prefixes
+	ListDomain                      // names
+	ListDynamic                     // addresses that DNS answers have named
 )
 
 // List is a named list of prefixes or names.
@@ -149,6 +150,7 @@ type List struct {
 	File     string // "" where the entries stand in the policy itself
 	Prefixes []netip.Prefix
 	Domains  Domains
+	Dynamic  Dynamic
 	Pos      Pos
 }
 
@@ -201,6 +203,7 @@ type Rule struct {
 	lists   []*List // that the text names
 	Until   Until
 	Steps   []Step
+	Learns  bool // DNS answers fill dynamic lists
 }
 
 // Mark returns what stands under the mark mask for packets that an inspecting

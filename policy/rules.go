@@ -129,7 +129,7 @@ func (p *reader) addresses(n *node, to *AddrMatch) {
 	to.Not = not
 	for _, item := range items {
 		if name, ok := strings.CutPrefix(item.text, "@"); ok {
-			if l := p.list(item, name, ListCIDR); l != nil {
+			if l := p.list(item, name, ListCIDR, ListDynamic); l != nil {
 				to.Lists = append(to.Lists, l)
 			}
 		} else if prefix, err := parsePrefix(item.text); err != nil {
@@ -159,14 +159,14 @@ func (p *reader) several(n *node, what string) []*node {
 }
 
 // list returns the list with the given name if it has the type.
-func (p *reader) list(n *node, name string, t ListType) *List {
+func (p *reader) list(n *node, name string, types ...ListType) *List {
 	l, ok := p.lists[name]
 	switch {
-	case ok && l.Type == t:
+	case ok && slices.Contains(types, l.Type):
 		p.used[l] = true
 		return l
 	case ok:
-		p.errorf(n.pos, "%s: list %s is of type %v; expected one of type %v", n.path(), name, l.Type, t)
+		p.errorf(n.pos, "%s: list %s is of type %v; expected one of type %v", n.path(), name, l.Type, types[0])
 	case !p.bad[name]:
 		names := make([]string, len(p.policy.Lists))
 		for i, l := range p.policy.Lists {
@@ -201,6 +201,9 @@ func (m *AddrMatch) families() (v4, v6 bool) {
 	}
 	if m.Not {
 		return true, true // but for what no list of a sane policy has
+	}
+	if m.dynamic() {
+		return true, true
 	}
 	note(m.Prefixes)
 	for _, l := range m.Lists {

@@ -22,8 +22,7 @@ var (
 	failureKeys  = schema{built: []string{"no_listener", "overload", "undecided", "malformed", "midstream"}}
 	marksKeys    = schema{built: []string{"mask"}}
 	listKeys     = schema{
-		built: []string{"type", "entries", "file"},
-		later: []string{"from", "ttl"},
+		built: []string{"type", "entries", "file", "from", "ttl"},
 	}
 	ruleKeys = schema{
 		built: []string{"name", "from", "to", "src", "dst", "proto", "sport", "dport", "flags",

@@ -139,11 +139,14 @@ func (s *shadows) address(m *AddrMatch) addrCondition {
 	return c
 }
 
+// coversDynamic tells that what dynamic lists will hold does not matter.
+func coversDynamic(a, b *AddrMatch) bool { return a.Any() || !a.dynamic() && !b.dynamic() }
+
 // rest tells in which condition a may leave something of b, dims where in none; ok is
 // false where it may in several, or in another. The cheap comparisons come first.
 func (s *shadows) rest(a, b *condition) (rest dim, ok bool) {
 	x, y := a.rule, b.rule
-	if x.Limit.Limited() || !coversZone(x.From, x.NotFrom, y.From, y.NotFrom) || !coversZone(x.To, x.NotTo, y.To, y.NotTo) ||
+	if x.Limit.Limited() || !coversDynamic(&x.Src, &y.Src) || !coversDynamic(&x.Dst, &y.Dst) || !coversZone(x.From, x.NotFrom, y.From, y.NotFrom) || !coversZone(x.To, x.NotTo, y.To, y.NotTo) ||
 		x.Flags.Mask&y.Flags.Mask != x.Flags.Mask || x.Flags.Value != y.Flags.Value&x.Flags.Mask ||
 		x.DSCP != 0 && (y.DSCP == 0 || y.DSCP&^x.DSCP != 0) ||
 		x.Fragment != FragmentAny && x.Fragment != y.Fragment ||

@@ -141,7 +141,7 @@ func (m *NameMatch) Match(name []byte) bool {
 
 // WantsReplies tells whether what the other side sends is looked at, too.
 func (r *Rule) WantsReplies() bool {
-	return r.Rewrites() || slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Direction == DirectionResponse })
+	return r.Learns || r.Rewrites() || slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Direction == DirectionResponse })
 }
 
 // Rewrites tells whether a step of the rule changes packets.

@@ -31,7 +31,7 @@ func (p *reader) named(n *node) []*List {
 
 // same tells whether two lists have the same entries in the same order.
 func (l *List) same(other *List) bool {
-	return l.Type == other.Type && slices.Equal(l.Prefixes, other.Prefixes) &&
+	return l.Type == other.Type && l.Dynamic.ID == other.Dynamic.ID && slices.Equal(l.Prefixes, other.Prefixes) &&
 		bytes.Equal(l.Domains.names, other.Domains.names)
 }
 
