@@ -38,11 +38,14 @@
 //	lists:
 //	  admins: {type: cidr, entries: [192.0.2.0/24, "2001:db8::/48"]}
 //	  ads:    {type: domain, file: ads.txt}
+//	  cdn:    {type: dynamic, from: .cdn.example, ttl: true}
 //
 // A file is relative to the policy's folder and has one entry a line; # begins
 // a comment. A prefix with bits set behind its length is an error, and so is an
 // IPv4 address written as IPv6. Names are A-labels: "example.com" is that name,
-// "*.example.com" all names below it, ".example.com" both.
+// "*.example.com" all names below it, ".example.com" both. A dynamic list holds the
+// addresses in DNS answers about the names in from, for as long as their records say
+// or for ttl seconds.
 //
 // # Rules
 //

@@ -115,6 +115,7 @@ func (j *judge) datagram(rule *policy.Rule) (policy.Action, Reason) {
 		j.report(&r, j.dns, msg, 1)
 	}
 	if r.action != policy.ActionRewrite {
+		j.learnFrom(rule, &r, msg)
 		return r.action, r.reason
 	}
 	if !response {

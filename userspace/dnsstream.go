@@ -91,6 +91,7 @@ func (j *judge) dnsMessages(rule *policy.Rule, b []byte) (all ruling, used int, 
 		if got == sawNames {
 			j.report(&r, j.dns, msg, 1)
 		}
+		j.learnFrom(rule, &r, msg)
 		if all.action == policy.ActionNone || strictness(r.action) > strictness(all.action) {
 			all = r
 		}

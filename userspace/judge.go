@@ -25,8 +25,9 @@ type judge struct {
 	tally  *tally
 	flows  *flows
 	dns    inspector
-	onTCP  []inspector // of bytes that come in streams
-	onUDP  []datagrams
+	*learner
+	onTCP []inspector // of bytes that come in streams
+	onUDP []datagrams
 
 	// The clock is read once a batch: nothing here needs it finer.
 	now   int64 // monotonic, when the batch was received
@@ -55,6 +56,7 @@ func newJudge(o *Options, t *tally) *judge {
 		tally:   t,
 		flows:   newFlows(o.Flows, o.StreamMemory),
 		dns:     new(dnsInspector),
+		learner: newLearner(),
 		scratch: make([]byte, 0, payloadMax),
 	}
 	for _, make := range overTCP {

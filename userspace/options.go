@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime"
+	"time"
 
 	"github.com/hybridfw/hybridfw/pktbuf"
 	"github.com/hybridfw/hybridfw/policy"
@@ -63,6 +65,12 @@ type Options struct {
 	// error is counted; the verdict is sent all the same, and Decided is called
 	// again with the flow's next packet.
 	Decided func(Decision) error
+
+	// Learned, if not nil, receives each address in an answer to a question that was
+	// let through, where a dynamic list of the policy wants it, and for how long it
+	// stays. It is called on the worker, before the answer passes. An error is
+	// counted.
+	Learned func(list *policy.List, addr netip.Addr, ttl time.Duration) error
 
 	// Start, if not nil, says at which sequence number a TCP flow's first byte
 	// stands, where that is known; the flow is as in Decision. Without it the

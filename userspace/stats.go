@@ -27,6 +27,9 @@ type Counters struct {
 	ENOBUFS       uint64 `json:"enobufs"`        // times the socket ran full; see KernelQueue.UserDropped
 	Decided       uint64 `json:"decided"`        // decisions about flows, offered again included
 	DecidedErrors uint64 `json:"decided_errors"` // times it returned an error
+	Learned       uint64 `json:"learned"`        // addresses for dynamic lists, known ones included
+	LearnedErrors uint64 `json:"learned_errors"` // times it returned an error
+	Unasked       uint64 `json:"unasked"`        // DNS responses without a question, from which nothing is learned
 	Receives      uint64 `json:"receives"`       // system calls that brought something
 }
 
@@ -48,6 +51,9 @@ const (
 	countENOBUFS
 	countDecided
 	countDecidedErrors
+	countLearned
+	countLearnedErrors
+	countUnasked
 	countReceives
 	counts
 )
@@ -112,6 +118,9 @@ func (t *tally) snapshot() Counters {
 		ENOBUFS:       v[countENOBUFS],
 		Decided:       v[countDecided],
 		DecidedErrors: v[countDecidedErrors],
+		Learned:       v[countLearned],
+		LearnedErrors: v[countLearnedErrors],
+		Unasked:       v[countUnasked],
 		Receives:      v[countReceives],
 	}
 }
@@ -134,6 +143,9 @@ func (c *Counters) add(o Counters) {
 	c.ENOBUFS += o.ENOBUFS
 	c.Decided += o.Decided
 	c.DecidedErrors += o.DecidedErrors
+	c.Learned += o.Learned
+	c.LearnedErrors += o.LearnedErrors
+	c.Unasked += o.Unasked
 	c.Receives += o.Receives
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime"
@@ -301,8 +302,11 @@ func startDaemon(o runOptions, p *policy.Policy, log *slog.Logger) (_ *daemon, e
 	options := userspace.Options{
 		Policy: p, Queue: uint16(o.queue), Queues: o.queues, Log: log,
 		Decided: func(e userspace.Decision) error { return d.kernel.Decide(e.Flow, e.Action, e.Mark) },
-		Start:   func(flow pktbuf.Flow) (uint32, bool) { return d.kernel.Start(flow) },
-		Seen:    d.names.seen,
+		Learned: func(list *policy.List, addr netip.Addr, ttl time.Duration) error {
+			return d.kernel.Learn(list, addr, ttl)
+		},
+		Start: func(flow pktbuf.Flow) (uint32, bool) { return d.kernel.Start(flow) },
+		Seen:  d.names.seen,
 	}
 	d.stageOptions = options
 	d.kernel, err = loader.Load(p, loader.Options{

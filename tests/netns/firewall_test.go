@@ -245,6 +245,7 @@ type status struct {
 	Hooks      []userspace.HookCounters
 	User       userspace.Stats
 	NamesLost  uint64 `json:"names_lost"`
+	Lists      []loader.ListHits
 }
 
 // hook returns the counters of one netfilter hook.
