@@ -57,7 +57,7 @@
 //	    from: lan             # a zone or host
 //	    to: wan
 //	    src: ["@admins", 192.0.2.7]
-//	    dst: "2001:db8::/32"
+//	    dst: ["@cdn", "2001:db8::/32"]
 //	    proto: [tcp, udp]     # tcp udp icmp icmpv6 sctp gre esp ah, or a number
 //	    sport: 1024-65535     # ports need proto tcp, udp or both
 //	    dport: [80, 443, 8000-8080]

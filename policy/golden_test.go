@@ -64,7 +64,7 @@ func TestDocumentedPolicy(t *testing.T) {
 	if p.Defaults != d.Defaults || p.Failure != d.Failure || p.Queue != d.Queue || p.Offload != d.Offload || p.Marks != d.Marks || p.Rules[0].Until != defaultUntil {
 		t.Errorf("the documentation shows other defaults than there are:\n%s", dump(p))
 	}
-	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 5 || len(p.Lists) != 2 {
+	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 5 || len(p.Lists) != 3 {
 		t.Errorf("the documentation's policy is understood as:\n%s", dump(p))
 	}
 }
@@ -197,38 +197,42 @@ func dumpRule(b *strings.Builder, p *Policy, i int) {
 		}
 	}
 	b.WriteByte('\n')
-	for _, s := range r.Steps {
-		fmt.Fprintf(b, "  step at %v: %v", s.Pos, s.Action)
-		dumpName(b, "sni", s.SNI)
-		dumpName(b, "qname", s.QName)
-		if s.QType != nil {
-			fmt.Fprintf(b, " qtype=%v", s.QType)
-		}
-		dumpName(b, "host", s.Host)
-		if s.Path != "" {
-			fmt.Fprintf(b, " path=%q", s.Path)
-		}
-		if s.ALPN != "" {
-			fmt.Fprintf(b, " alpn=%q", s.ALPN)
-		}
-		if s.ECH != nil {
-			fmt.Fprintf(b, " ech=%t", *s.ECH)
-		}
-		if s.JA4 != nil {
-			fmt.Fprintf(b, " ja4=%v", s.JA4)
-		}
-		dumpName(b, "list", s.List)
-		if s.L7 != 0 {
-			fmt.Fprintf(b, " proto_l7=%v", s.L7)
-		}
-		if s.Direction != 0 {
-			fmt.Fprintf(b, " direction=%s", directions[s.Direction-1])
-		}
-		if s.Answer != nil {
-			fmt.Fprintf(b, " answer=%v ttl=%d", s.Answer, s.Answer.TTL)
-		}
-		fmt.Fprintf(b, " log=%t\n", s.Log)
+	for i := range r.Steps {
+		dumpStep(b, &r.Steps[i])
 	}
+}
+
+func dumpStep(b *strings.Builder, s *Step) {
+	fmt.Fprintf(b, "  step at %v: %v", s.Pos, s.Action)
+	dumpName(b, "sni", s.SNI)
+	dumpName(b, "qname", s.QName)
+	if s.QType != nil {
+		fmt.Fprintf(b, " qtype=%v", s.QType)
+	}
+	dumpName(b, "host", s.Host)
+	if s.Path != "" {
+		fmt.Fprintf(b, " path=%q", s.Path)
+	}
+	if s.ALPN != "" {
+		fmt.Fprintf(b, " alpn=%q", s.ALPN)
+	}
+	if s.ECH != nil {
+		fmt.Fprintf(b, " ech=%t", *s.ECH)
+	}
+	if s.JA4 != nil {
+		fmt.Fprintf(b, " ja4=%v", s.JA4)
+	}
+	dumpName(b, "list", s.List)
+	if s.L7 != 0 {
+		fmt.Fprintf(b, " proto_l7=%v", s.L7)
+	}
+	if s.Direction != 0 {
+		fmt.Fprintf(b, " direction=%s", directions[s.Direction-1])
+	}
+	if s.Answer != nil {
+		fmt.Fprintf(b, " answer=%v ttl=%d", s.Answer, s.Answer.TTL)
+	}
+	fmt.Fprintf(b, " log=%t\n", s.Log)
 }
 
 func dumpNot(not bool) string {
