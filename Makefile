@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 GO ?= go
 CLANG := 19
-FUZZTIME ?= 20s
+FUZZTIME ?= 60s
 
 # Packages whose tests work on the kernel: they need root, and run inside other
 # kernels too.

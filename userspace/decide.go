@@ -1,6 +1,8 @@
 package userspace
 
 import (
+	"net/netip"
+
 	"github.com/hybridfw/hybridfw/policy"
 )
 
@@ -68,7 +70,11 @@ func (j *judge) report(r *ruling, in inspector, b []byte, queued int) {
 		if seen.Response && !j.responses && !j.wantsResponse(r) {
 			return // whoever asked has been told of
 		}
-		j.tellSight(r, seen, queued)
+		var answers []netip.Addr
+		if seen.Response {
+			answers = dnsAnswers(b)
+		}
+		j.tellSight(r, seen, answers, queued)
 	}
 }
 
@@ -81,12 +87,12 @@ func (j *judge) wantsResponse(r *ruling) bool {
 // step logs it.
 func (j *judge) reportNothing(r *ruling, queued int) {
 	if j.o.Seen != nil && r.log && !j.responses {
-		j.tellSight(r, &sawNothing, queued)
+		j.tellSight(r, &sawNothing, nil, queued)
 	}
 }
 
 // tellSight tells Options.Seen of one sight.
-func (j *judge) tellSight(r *ruling, seen *policy.Sight, queued int) {
+func (j *judge) tellSight(r *ruling, seen *policy.Sight, answers []netip.Addr, queued int) {
 	fingerprint := "" // which costs more than all else
 	if seen.Hello != nil && (r.log || j.responses) {
 		fingerprint = ja4(seen)
@@ -109,6 +115,7 @@ func (j *judge) tellSight(r *ruling, seen *policy.Sight, queued int) {
 		JA4:    fingerprint,
 
 		Response: seen.Response,
+		Answers:  answers,
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -114,7 +115,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 		}
 		seen := Sighting{Policy: w.judge.policy, Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1}
 		seen.JA4 = map[string]string{"denied": "t12d010100_0f2cb44170f4_000000000000"}[name] // of what is logged
-		if len(w.sightings) != 1 || w.sightings[0] != seen {
+		if len(w.sightings) != 1 || !reflect.DeepEqual(w.sightings[0], seen) {
 			t.Errorf("%s: sightings %+v, want %+v", name, w.sightings, seen)
 		}
 	}

@@ -165,6 +165,40 @@ func (j *judge) tellLearned(lists uint64, addr netip.Addr, ttl time.Duration) {
 	}
 }
 
+// dnsAnswers returns the addresses in a response's answers, whatever their names. It
+// allocates.
+func dnsAnswers(msg []byte) (all []netip.Addr) {
+	var p dnsmessage.Parser
+	if _, err := p.Start(msg); err != nil || p.SkipAllQuestions() != nil {
+		return nil
+	}
+	for {
+		h, err := p.AnswerHeader()
+		if err != nil {
+			return all
+		}
+		var addr netip.Addr
+		switch h.Type {
+		case dnsmessage.TypeA:
+			var r dnsmessage.AResource
+			r, err = p.AResource()
+			addr = netip.AddrFrom4(r.A)
+		case dnsmessage.TypeAAAA:
+			var r dnsmessage.AAAAResource
+			r, err = p.AAAAResource()
+			addr = netip.AddrFrom16(r.AAAA)
+		default:
+			err = p.SkipAnswer()
+		}
+		if err != nil {
+			return all
+		}
+		if addr.IsValid() {
+			all = append(all, addr)
+		}
+	}
+}
+
 func sameName(a, b *dnsmessage.Name) bool {
 	if a.Length != b.Length {
 		return false

@@ -43,7 +43,8 @@ type Sighting struct {
 	ECH    bool   // TLS and QUIC: an encrypted hello is offered; Name is the outer one
 	JA4    string // TLS and QUIC: the fingerprint of the hello
 
-	Response bool // DNS: the question of a response; only a Replay tells of these
+	Response bool         // DNS: the question of a response; told of by a Replay and where a step is on responses
+	Answers  []netip.Addr // DNS: the addresses in a response's answers
 
 	Queued int // packets of the flow that came to user space so far, this one included
 }

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -59,7 +60,7 @@ func TestReplayJudgesAsAWorkerDoes(t *testing.T) {
 			want[i].JA4 = "t12d010100_0f2cb44170f4_000000000000"
 		}
 		want[i].Flow, want[i].Policy, want[i].Reason = s.Flow, p, ReasonStep
-		if s != want[i] {
+		if !reflect.DeepEqual(s, want[i]) {
 			t.Errorf("sighting %d: %+v, want %+v", i, s, want[i])
 		}
 	}

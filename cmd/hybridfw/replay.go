@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"sort"
 	"strings"
@@ -68,12 +69,15 @@ type sightingLine struct {
 	Verdict  string `json:"verdict"`
 	Rule     string `json:"rule"` // "" where a default decides
 	Response bool   `json:"response,omitempty"`
-	Method   string `json:"method,omitempty"`
-	Path     string `json:"path,omitempty"`
-	Agent    string `json:"agent,omitempty"`
-	ALPN     string `json:"alpn,omitempty"`
-	ECH      bool   `json:"ech,omitempty"`
-	JA4      string `json:"ja4,omitempty"`
+
+	Answers []netip.Addr `json:"answers,omitempty"` // the addresses in it
+
+	Method string `json:"method,omitempty"`
+	Path   string `json:"path,omitempty"`
+	Agent  string `json:"agent,omitempty"`
+	ALPN   string `json:"alpn,omitempty"`
+	ECH    bool   `json:"ech,omitempty"`
+	JA4    string `json:"ja4,omitempty"`
 }
 
 // replayer takes packets from a capture to the inspectors.
@@ -257,7 +261,7 @@ func (r *replayer) seen(s userspace.Sighting) {
 	line := sightingLine{
 		Packet: r.packet, Kind: s.Kind, Name: s.Name, Proto: "tcp",
 		Src: s.Flow.Src().Addr().String(), Sport: s.Flow.SrcPort(), Dst: s.Flow.Dst().Addr().String(), Dport: s.Flow.DstPort(),
-		Verdict: s.Action.String(), Response: s.Response,
+		Verdict: s.Action.String(), Response: s.Response, Answers: s.Answers,
 		Method: s.Method, Path: s.Path, Agent: s.Agent, ALPN: s.ALPN, ECH: s.ECH, JA4: s.JA4,
 	}
 	if s.Flow.Proto() == pktbuf.ProtoUDP {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sort"
@@ -128,9 +129,56 @@ func replayed(tb testing.TB, dir string) known {
 				tb.Errorf("%s: %+v; want everything accepted", row["file"], line)
 			}
 			all.add(line.Kind, row["file"], fmt.Sprint(line.Packet), line.Name)
+			for _, addr := range line.Answers {
+				all.add(answersKind, row["file"], fmt.Sprint(line.Packet), addr.String())
+			}
 		}
 	}
 	return all
+}
+
+// answersKind is what the addresses in responses count as.
+const answersKind = "answers"
+
+// TestCorpusAnswers: each address that is shown stands in that response, and each that
+// a record has for the name that was asked for is shown.
+func TestCorpusAnswers(t *testing.T) {
+	dir := corpusDir(t)
+	got := replayed(t, dir)[answersKind]
+	asked := make(map[string]string) // names by file and frame
+	for _, row := range rows(t, filepath.Join(dir, "truth", "dns.tsv")) {
+		// Where something else was asked for, addresses stand beside the answer.
+		if !wrapped(row["layers"]) && row["response"] == "1" && (row["qtype"] == "1" || row["qtype"] == "28") {
+			asked[row["file"]+"\t"+row["frame"]] = row["name_norm"]
+		}
+	}
+	there, wanted, found := make(map[string]bool), 0, 0
+	for _, row := range rows(t, filepath.Join(dir, "truth", "dns_answers.tsv")) {
+		addr, err := netip.ParseAddr(row["data"])
+		if err != nil || row["type"] != "1" && row["type"] != "28" {
+			continue
+		}
+		frame := row["file"] + "\t" + row["frame"]
+		key := frame + "\t" + addr.String()
+		there[key] = true
+		if asked[frame] == strings.ToLower(row["name"]) && asked[frame] != "" {
+			wanted++
+			if got[key] > 0 {
+				found++
+			} else {
+				t.Errorf("%s for %s is not shown", key, row["name"])
+			}
+		}
+	}
+	for key := range got {
+		if !there[key] {
+			t.Errorf("%s is shown and is not there", key)
+		}
+	}
+	t.Logf("%d of %d addresses of the names asked for found, %d shown in all", found, wanted, len(got))
+	if wanted == 0 {
+		t.Error("no addresses in the truth")
+	}
 }
 
 // excepted reads why some names differ: by kind and "file frame".

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -125,7 +126,7 @@ func TestReplayByAPolicy(t *testing.T) {
 	}
 	for i, line := range lines {
 		line.Src, line.Dst, line.Sport, line.Dport = "", "", 0, 0
-		if line != want[i] {
+		if !reflect.DeepEqual(line, want[i]) {
 			t.Errorf("line %d: %+v, want %+v", i, line, want[i])
 		}
 	}
