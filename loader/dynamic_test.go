@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hybridfw/hybridfw/gen"
 	"github.com/hybridfw/hybridfw/policy"
 )
 
@@ -170,6 +171,29 @@ func TestDynamicListsOutlivePolicies(t *testing.T) {
 	b.host.MustDo(t, func() error { err = f.Apply(mustPolicy(t, fresh)); return nil })
 	if err == nil {
 		t.Error("a ninth list beside the eight in force was taken")
+	}
+}
+
+// TestFullDynamicLists: where there are too many addresses, new ones find room, and none
+// is refused.
+func TestFullDynamicLists(t *testing.T) {
+	b := newBench(t)
+	f := b.load(mustPolicy(t, dynamicPolicy))
+	room := int(f.objs.Learned.MaxEntries())
+	addr := netip.MustParseAddr("10.0.0.0")
+	for i := range room + room/8 {
+		addr = addr.Next()
+		if err := f.Learn(f.policy.Lists[i%2], addr, time.Hour); err != nil {
+			t.Fatalf("address %d of %d: %v", i, room, err)
+		}
+	}
+	var l gen.FWMembership
+	if err := f.objs.Learned.Lookup(gen.FWAddress{Addr: addr.As16()}, &l); err != nil {
+		t.Errorf("the last address is not there: %v", err)
+	}
+	lists, err := f.Lists()
+	if n := lists[0].Entries + lists[1].Entries; err != nil || n > room || n < room/2 {
+		t.Errorf("%d addresses are there, %v", n, err)
 	}
 }
 

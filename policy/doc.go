@@ -38,14 +38,13 @@
 //	lists:
 //	  admins: {type: cidr, entries: [192.0.2.0/24, "2001:db8::/48"]}
 //	  ads:    {type: domain, file: ads.txt}
-//	  cdn:    {type: dynamic, from: .cdn.example, ttl: true}
 //
 // A file is relative to the policy's folder and has one entry a line; # begins
 // a comment. A prefix with bits set behind its length is an error, and so is an
 // IPv4 address written as IPv6. Names are A-labels: "example.com" is that name,
-// "*.example.com" all names below it, ".example.com" both. A dynamic list holds the
-// addresses in DNS answers about the names in from, for as long as their records say
-// or for ttl seconds.
+// "*.example.com" all names below it, ".example.com" both. A list of type dynamic has
+// from, names, and holds the addresses in DNS answers about them, for as long as their
+// records say or for ttl seconds.
 //
 // # Rules
 //
@@ -57,7 +56,7 @@
 //	    from: lan             # a zone or host
 //	    to: wan
 //	    src: ["@admins", 192.0.2.7]
-//	    dst: ["@cdn", "2001:db8::/32"]
+//	    dst: "2001:db8::/32"
 //	    proto: [tcp, udp]     # tcp udp icmp icmpv6 sctp gre esp ah, or a number
 //	    sport: 1024-65535     # ports need proto tcp, udp or both
 //	    dport: [80, 443, 8000-8080]

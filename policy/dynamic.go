@@ -130,26 +130,24 @@ func (p *reader) checkDynamic() {
 	learns := false
 	for i := range p.policy.Rules {
 		r := &p.policy.Rules[i]
-		r.Learns = r.Action == ActionInspect && r.seesDNS()
+		r.Learns = r.Action == ActionInspect && r.onlyDNS()
 		learns = learns || r.Learns
 	}
 	if !learns {
-		p.warnf(all[0].Pos, "lists.%s is never filled: no inspecting rule sees DNS; expected one with proto: [udp, tcp] and dport: 53", all[0].Name)
+		p.warnf(all[0].Pos, "lists.%s is never filled: no inspecting rule is for DNS alone; expected one with proto: [udp, tcp] and dport: 53", all[0].Name)
 	}
 }
 
 // dnsPort is that of DNS over UDP and TCP.
 const dnsPort = 53
 
-// seesDNS tells whether an inspecting rule may see DNS.
-func (r *Rule) seesDNS() bool {
-	if matchPort(r.Dport, dnsPort, true) {
-		return true
-	}
-	for i := range r.Steps {
-		if s := &r.Steps[i]; s.AsksForQuestion() || s.L7.Has(L7DNS) {
-			return true
+// onlyDNS tells whether a rule is for nothing but DNS. Replies are looked at for such
+// rules alone: what a server says first must not decide about what a client asks for.
+func (r *Rule) onlyDNS() bool {
+	for _, ports := range r.Dport {
+		if ports != (PortRange{First: dnsPort, Last: dnsPort}) {
+			return false
 		}
 	}
-	return false
+	return len(r.Dport) > 0
 }

@@ -64,7 +64,7 @@ func TestDocumentedPolicy(t *testing.T) {
 	if p.Defaults != d.Defaults || p.Failure != d.Failure || p.Queue != d.Queue || p.Offload != d.Offload || p.Marks != d.Marks || p.Rules[0].Until != defaultUntil {
 		t.Errorf("the documentation shows other defaults than there are:\n%s", dump(p))
 	}
-	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 5 || len(p.Lists) != 3 {
+	if len(p.Warnings) != 0 || len(p.Rules) != 1 || len(p.Rules[0].Steps) != 5 || len(p.Lists) != 2 {
 		t.Errorf("the documentation's policy is understood as:\n%s", dump(p))
 	}
 }

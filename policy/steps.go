@@ -139,6 +139,11 @@ func (m *NameMatch) Match(name []byte) bool {
 	return m.Any() || m.Domains != nil && m.Domains.Match(name)
 }
 
+// IsReply tells, where a rule wants replies, whether a packet between two ports is one.
+func (r *Rule) IsReply(sport, dport uint16) bool {
+	return matchPort(r.Dport, sport, true) && !matchPort(r.Dport, dport, true)
+}
+
 // WantsReplies tells whether what the other side sends is looked at, too.
 func (r *Rule) WantsReplies() bool {
 	return r.Learns || r.Rewrites() || slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Direction == DirectionResponse })
@@ -310,6 +315,8 @@ func (p *reader) checkRewrite(r *Rule, step *node) {
 	switch {
 	case r.To == ZoneHost && !r.NotTo:
 		p.errorf(step.pos, "%s: rewriting the host's own answers is not built yet; expected a rule to: a zone", step.path())
+	case len(r.Dport) == 0:
+		p.errorf(step.pos, "%s: replies are told by the port that they come from; expected dport in this rule", step.path())
 	case r.MatchTo(ZoneHost):
 		p.warnf(step.pos, "%s does not rewrite the host's own answers: for questions to it failure.undecided decides; expected a rule to: a zone", step.path())
 	}
@@ -317,6 +324,9 @@ func (p *reader) checkRewrite(r *Rule, step *node) {
 
 // checkStep refuses conditions that the rule's protocols never have.
 func (p *reader) checkStep(r *Rule, s *Step, values map[string]*node) {
+	if s.Direction == DirectionResponse && !r.onlyDNS() {
+		p.errorf(values["direction"].pos, "%s: responses are looked at in rules for DNS alone; expected dport: 53 in this rule", values["direction"].path())
+	}
 	if len(r.Proto) != 1 {
 		return
 	}

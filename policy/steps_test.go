@@ -13,6 +13,7 @@ rules:
   - name: names
     from: lan
     proto: [tcp, udp]
+    dport: [53, 443]
     action: inspect
     steps:
       - {sni: "@ads", log: true}

@@ -24,6 +24,17 @@ func (j *judge) isDNS(rule *policy.Rule) bool {
 	return asked && !isQUIC(b) && j.dns.inspect(b) == sawNames
 }
 
+// isDNSReply reports whether a reply is to be read as DNS.
+func (j *judge) isDNSReply(rule *policy.Rule) bool {
+	switch j.view.Proto() {
+	case pktbuf.ProtoTCP:
+		return j.isDNSStream(rule)
+	case pktbuf.ProtoUDP:
+		return j.isDNS(rule)
+	}
+	return false
+}
+
 // asksForContent reports whether the rule has a step on what a hello or another
 // first datagram says.
 func asksForContent(rule *policy.Rule) bool {

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/hybridfw/hybridfw/internal/testnet"
 	"github.com/hybridfw/hybridfw/policy"
 )
 
@@ -84,5 +85,31 @@ func TestStepsOnResponses(t *testing.T) {
 	}
 	if len(w.sightings) != 2 || w.sightings[0].Response || !w.sightings[1].Response || !w.sightings[1].Log {
 		t.Errorf("saw %+v", w.sightings)
+	}
+}
+
+// TestRepliesOfOtherProtocolsDecideNothing: in a rule that wants replies of DNS, what a
+// server says in front of its client's hello is no word on the hello.
+func TestRepliesOfOtherProtocolsDecideNothing(t *testing.T) {
+	w := newTester(t, "", `  - name: all
+    from: lan
+    proto: [tcp, udp]
+    dport: [53, 443]
+    action: inspect
+    steps:
+      - { qname: a.example, action: rewrite, answer: 192.0.2.99 }
+      - { sni: .bad.example, action: drop }
+      - { action: accept }
+`)
+	reply := ipPacket(serverAddr, clientAddr, &testnet.TCP{Seq: 1, Ack: 1, Flags: 0x18}, []byte("220 welcome\r\n"))
+	if !w.judged(t, 0, reply) || len(w.decisions) != 0 {
+		t.Fatalf("the server's first words: %+v", w.decisions)
+	}
+	if w.judged(t, 0, tcpPacket(1, hello(sni("www.bad.example")))) || len(w.decisions) != 1 {
+		t.Errorf("the hello: %+v", w.decisions)
+	}
+	udp := ipPacket(serverAddr, clientAddr, nil, []byte("\xc0\x00\x00\x00\x01\x00\x00\x00\x00"))
+	if !w.judged(t, 0, udp) || len(w.decisions) != 1 {
+		t.Errorf("a server's QUIC packet: %+v", w.decisions)
 	}
 }

@@ -167,6 +167,11 @@ func (j *judge) parsed(p *packet) (policy.Action, Reason) {
 			return j.malformed()
 		}
 	}
+	if rule.WantsReplies() && rule.IsReply(j.flow.SrcPort(), j.flow.DstPort()) && !j.isDNSReply(rule) {
+		// Replies are wanted of DNS alone: what a server says first must not decide
+		// about what its client asks for.
+		return policy.ActionAccept, ReasonMore
+	}
 	switch j.view.Proto() {
 	case pktbuf.ProtoTCP:
 		return j.segment(rule)
