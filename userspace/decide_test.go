@@ -113,3 +113,17 @@ func TestRepliesOfOtherProtocolsDecideNothing(t *testing.T) {
 		t.Errorf("a server's QUIC packet: %+v", w.decisions)
 	}
 }
+
+// Where no name can be seen only steps without a name condition match.
+func TestUnconditionalStepMatchesWhatHasNoName(t *testing.T) {
+	for name, payload := range map[string][]byte{
+		"not tls": tcpPacket(1, []byte("SSH-2.0-x")), "no server name": tcpPacket(1, hello()),
+	} {
+		for rules, accept := range map[string]bool{tlsRule: false, tlsRule + otherwiseAccept: true} {
+			w := newTester(t, "", rules)
+			if got := w.judged(t, 0, payload); got != accept || len(w.decisions) != 1 {
+				t.Errorf("%s: accepted %v, decisions %+v", name, got, w.decisions)
+			}
+		}
+	}
+}

@@ -113,24 +113,10 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 			}
 			continue
 		}
-		seen := Sighting{Policy: w.judge.policy, Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1}
-		seen.JA4 = map[string]string{"denied": "t12d010100_0f2cb44170f4_000000000000"}[name] // of what is logged
+		seen := Sighting{Policy: w.judge.policy, Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1,
+			JA4: map[string]string{"denied": "t12d010100_0f2cb44170f4_000000000000"}[name]} // of what is logged
 		if len(w.sightings) != 1 || !reflect.DeepEqual(w.sightings[0], seen) {
 			t.Errorf("%s: sightings %+v, want %+v", name, w.sightings, seen)
-		}
-	}
-}
-
-// Where no name can be seen only steps without a name condition match.
-func TestUnconditionalStepMatchesWhatHasNoName(t *testing.T) {
-	for name, payload := range map[string][]byte{
-		"not tls": tcpPacket(1, []byte("SSH-2.0-x")), "no server name": tcpPacket(1, hello()),
-	} {
-		for rules, accept := range map[string]bool{tlsRule: false, tlsRule + otherwiseAccept: true} {
-			w := newTester(t, "", rules)
-			if got := w.judged(t, 0, payload); got != accept || len(w.decisions) != 1 {
-				t.Errorf("%s: accepted %v, decisions %+v", name, got, w.decisions)
-			}
 		}
 	}
 }

@@ -164,7 +164,7 @@ func (f *firewall) atWork(m mode) (want []string) {
 	add("lo qdisc noqueue")
 	add("nft table family %d hybridfw", nftables.TableFamilyINet)
 	add("file %s", f.pinDir())
-	for _, name := range []string{"counters", "flows", "fragments", "half_open", "state"} {
+	for _, name := range []string{"counters", "flows", "fragments", "half_open", "learned", "list_ids", "state"} {
 		add("file %s/%s", f.pinDir(), name)
 	}
 	add("file %s", f.runDir())
