@@ -29,12 +29,15 @@ type Sight struct {
 	// Of an HTTP request. The path has its escapes decoded and no query.
 	Method, Path, Agent []byte
 
-	// Of a hello: its body, the protocols offered as in the extension, and whether
-	// an encrypted hello is offered, in which case Name is the outer one.
-	Hello []byte
-	ALPN  []byte
-	ECH   bool
-	JA4   string // the fingerprint, filled in where a step asks for it
+	// Of a hello: its body, the protocols and the versions offered as in the
+	// extensions, whether an encrypted hello is offered, in which case Name is the
+	// outer one, and whether it asks to resume a session.
+	Hello    []byte
+	ALPN     []byte
+	Versions []byte // empty where there is no such extension
+	ECH      bool
+	Resumes  bool
+	JA4      string // the fingerprint, filled in where a step asks for it
 }
 
 // MatchStep returns the first step that decides about what was seen, or -1, and

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/hybridfw/hybridfw/policy"
@@ -114,6 +115,8 @@ func (j *judge) tellSight(r *ruling, seen *policy.Sight, answers []netip.Addr, q
 		ECH:    seen.ECH,
 		JA4:    fingerprint,
 
+		Versions: helloVersions(seen),
+		Resumes:  seen.Resumes,
 		Response: seen.Response,
 		Answers:  answers,
 	})
@@ -203,6 +206,39 @@ func alpnNames(list []byte) string {
 			names = append(names, ',')
 		}
 		names = append(names, r.vector8()...)
+	}
+	return string(names)
+}
+
+// dtlsVersions by the low byte: they count downwards, and there was no 1.1.
+var dtlsVersions = map[int]string{0xff: "1.0", 0xfd: "1.2", 0xfc: "1.3"}
+
+// helloVersions are the versions that a hello offers, with commas in between.
+func helloVersions(seen *policy.Sight) string {
+	if len(seen.Hello) < 2 {
+		return ""
+	}
+	list := seen.Versions
+	if len(list) == 0 {
+		list = seen.Hello[:2]
+	}
+	var names []byte
+	for r := (tlsReader{b: list}); len(r.b) > 1; {
+		v := r.uint16()
+		if isGrease(v) {
+			continue
+		}
+		if len(names) > 0 {
+			names = append(names, ',')
+		}
+		switch {
+		case v>>8 == 3 && v&0xff > 0: // TLS 1.0 is 3.1
+			names = fmt.Appendf(names, "1.%d", v&0xff-1)
+		case v>>8 == 0xfe && dtlsVersions[v&0xff] != "":
+			names = append(names, dtlsVersions[v&0xff]...)
+		default:
+			names = fmt.Appendf(names, "%#04x", v)
+		}
 	}
 	return string(names)
 }

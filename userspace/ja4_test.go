@@ -67,3 +67,31 @@ func TestFingerprintOfPoorHellos(t *testing.T) {
 		t.Error("the hello is not handed on")
 	}
 }
+
+// TestWhatAHelloOffers besides its name: versions, and a session to resume.
+func TestWhatAHelloOffers(t *testing.T) {
+	versions := func(list ...byte) []byte { return extension(tlsVersions, append([]byte{byte(len(list))}, list...)) }
+	for name, c := range map[string]struct {
+		extensions [][]byte
+		versions   string
+		resumes    bool
+	}{
+		"old":         {nil, "1.2", false},
+		"new":         {[][]byte{versions(0x7a, 0x7a, 3, 4, 3, 3)}, "1.3,1.2", false},
+		"unknown":     {[][]byte{versions(3, 9, 3, 0)}, "1.8,0x0300", false},
+		"a key":       {[][]byte{versions(3, 4), extension(tlsPreShared, make([]byte, 40))}, "1.3", true},
+		"a ticket":    {[][]byte{extension(tlsTicket, make([]byte, 100))}, "1.2", true},
+		"asks for it": {[][]byte{extension(tlsTicket, nil)}, "1.2", false},
+		"DTLS":        {[][]byte{versions(0xfe, 0xfc, 0xfe, 0xfd)}, "1.3,1.2", false},
+	} {
+		var in tlsInspector
+		if in.inspect(hello(append(c.extensions, sni("a.example"))...)) != sawNames {
+			t.Errorf("%s: no hello", name)
+			continue
+		}
+		seen := in.next()
+		if got := helloVersions(seen); got != c.versions || seen.Resumes != c.resumes {
+			t.Errorf("%s: versions %q, resumes %v", name, got, seen.Resumes)
+		}
+	}
+}

@@ -114,7 +114,7 @@ func TestHelloDecidesItsFlow(t *testing.T) {
 			continue
 		}
 		seen := Sighting{Policy: w.judge.policy, Flow: flow, Kind: "tls", Name: c.names, Action: action, Reason: c.reason, Log: name == "denied", Queued: 1,
-			JA4: map[string]string{"denied": "t12d010100_0f2cb44170f4_000000000000"}[name]} // of what is logged
+			Versions: "1.2", JA4: map[string]string{"denied": "t12d010100_0f2cb44170f4_000000000000"}[name]} // of what is logged
 		if len(w.sightings) != 1 || !reflect.DeepEqual(w.sightings[0], seen) {
 			t.Errorf("%s: sightings %+v, want %+v", name, w.sightings, seen)
 		}

@@ -39,9 +39,12 @@ type Sighting struct {
 	Method string // HTTP
 	Path   string // HTTP: escapes decoded, without the query
 	Agent  string // HTTP: User-Agent
-	ALPN   string // TLS and QUIC: the protocols offered, with commas in between
-	ECH    bool   // TLS and QUIC: an encrypted hello is offered; Name is the outer one
-	JA4    string // TLS and QUIC: the fingerprint of the hello
+	ALPN   string // of a hello: the protocols offered, with commas in between
+	JA4    string // of a hello: its fingerprint
+	ECH    bool   // of a hello: an encrypted one is offered; Name is the outer one
+
+	Versions string // of a hello: those offered, such as "1.3,1.2", with commas in between
+	Resumes  bool   // of a hello: it asks to resume a session
 
 	Response bool         // DNS: the question of a response; told of by a Replay and where a step is on responses
 	Answers  []netip.Addr // DNS: the addresses in a response's answers

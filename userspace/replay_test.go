@@ -57,7 +57,7 @@ func TestReplayJudgesAsAWorkerDoes(t *testing.T) {
 	}
 	for i, s := range seen.sightings {
 		if s.Kind == "tls" {
-			want[i].JA4 = "t12d010100_0f2cb44170f4_000000000000"
+			want[i].JA4, want[i].Versions = "t12d010100_0f2cb44170f4_000000000000", "1.2"
 		}
 		want[i].Flow, want[i].Policy, want[i].Reason = s.Flow, p, ReasonStep
 		if !reflect.DeepEqual(s, want[i]) {

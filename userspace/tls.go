@@ -22,6 +22,8 @@ const (
 	tlsNameMax       = 255
 	tlsALPN          = 16     // extension, RFC 7301
 	tlsECH           = 0xfe0d // extension, RFC 9849
+	tlsTicket        = 35     // extension, RFC 5077
+	tlsPreShared     = 41     // extension
 )
 
 func init() { overTCP = append(overTCP, func() inspector { return new(tlsInspector) }) }
@@ -191,6 +193,12 @@ func serverName(hello []byte, seen *policy.Sight) ([]byte, outcome) {
 			seen.ALPN = list.vector16()
 		case tlsECH:
 			seen.ECH = true
+		case tlsVersions:
+			list := tlsReader{b: body}
+			seen.Versions = list.vector8()
+		case tlsTicket, tlsPreShared:
+			// An empty ticket asks for one.
+			seen.Resumes = seen.Resumes || len(body) > 0
 		}
 		if typ != tlsServerName {
 			continue

@@ -43,13 +43,16 @@ func (n *nameLog) write() {
 		r.Add("kind", s.Kind, "name", s.Name, "verdict", s.Action.String(), "reason", s.Reason.String(),
 			"rule", s.Policy.Rules[s.Rule].Name, "src", s.Flow.Src().String(), "dst", s.Flow.Dst().String(), "queued", s.Queued)
 		for _, more := range [...]struct{ key, value string }{
-			{"method", s.Method}, {"path", s.Path}, {"agent", s.Agent}, {"alpn", s.ALPN}, {"ja4", s.JA4}} {
+			{"method", s.Method}, {"path", s.Path}, {"agent", s.Agent}, {"alpn", s.ALPN}, {"ja4", s.JA4}, {"versions", s.Versions}} {
 			if more.value != "" {
 				r.Add(more.key, more.value)
 			}
 		}
 		if s.ECH {
 			r.Add("ech", true)
+		}
+		if s.Resumes {
+			r.Add("resumes", true)
 		}
 		// Not by the logger, which keeps to itself what became of a line.
 		if err := n.log.Handler().Handle(context.Background(), r); err != nil {

@@ -72,12 +72,14 @@ type sightingLine struct {
 
 	Answers []netip.Addr `json:"answers,omitempty"` // the addresses in it
 
-	Method string `json:"method,omitempty"`
-	Path   string `json:"path,omitempty"`
-	Agent  string `json:"agent,omitempty"`
-	ALPN   string `json:"alpn,omitempty"`
-	ECH    bool   `json:"ech,omitempty"`
-	JA4    string `json:"ja4,omitempty"`
+	Method   string `json:"method,omitempty"`
+	Path     string `json:"path,omitempty"`
+	Agent    string `json:"agent,omitempty"`
+	ALPN     string `json:"alpn,omitempty"`
+	ECH      bool   `json:"ech,omitempty"`
+	JA4      string `json:"ja4,omitempty"`
+	Versions string `json:"versions,omitempty"`
+	Resumes  bool   `json:"resumes,omitempty"`
 }
 
 // replayer takes packets from a capture to the inspectors.
@@ -262,7 +264,7 @@ func (r *replayer) seen(s userspace.Sighting) {
 		Packet: r.packet, Kind: s.Kind, Name: s.Name, Proto: "tcp",
 		Src: s.Flow.Src().Addr().String(), Sport: s.Flow.SrcPort(), Dst: s.Flow.Dst().Addr().String(), Dport: s.Flow.DstPort(),
 		Verdict: s.Action.String(), Response: s.Response, Answers: s.Answers,
-		Method: s.Method, Path: s.Path, Agent: s.Agent, ALPN: s.ALPN, ECH: s.ECH, JA4: s.JA4,
+		Method: s.Method, Path: s.Path, Agent: s.Agent, ALPN: s.ALPN, ECH: s.ECH, JA4: s.JA4, Versions: s.Versions, Resumes: s.Resumes,
 	}
 	if s.Flow.Proto() == pktbuf.ProtoUDP {
 		line.Proto = "udp"
