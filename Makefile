@@ -25,7 +25,7 @@ KERNELS_DEPS := qemu-system-x86 xz-utils
 GO_FILES = $(shell git ls-files -co --exclude-standard '*.go')
 C_FILES = $(shell git ls-files -co --exclude-standard 'bpf/*.c' 'bpf/*.h')
 
-.PHONY: all build generate test test-plain test-corpus test-kernels race soak fuzz lint fmt check demo bench-pktbuf bench-fastpath clean deps help
+.PHONY: all build generate test test-plain test-corpus test-kernels race soak fuzz lint fmt check demo bench-pktbuf bench-fastpath bench-queue clean deps help
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -107,6 +107,11 @@ bench-fastpath: ## measure what the kernel half costs, beside others; as root; O
 	$(GO) test ./loader -run '^$$' -bench '^BenchmarkCost$$' -benchtime 1x
 	$(GO) test ./tests/netns -run '^$$' -bench '^BenchmarkSendfile$$' -benchtime 1x
 	$(GO) test ./bench/fastpath -run '^$$' -bench '^BenchmarkVeth$$' -benchtime 1x -timeout 1h $(if $(OUT),-out $(abspath $(OUT)))
+
+bench-queue: ## measure what a queued packet costs, beside other readers; as root
+	@[ "$$(id -u)" = 0 ] || { echo "the benchmark makes network namespaces: run it as root" >&2; exit 1; }
+	@.ci/deps $(TEST_DEPS)
+	$(GO) test ./bench/queue -run '^$$' -bench '^BenchmarkQueue$$' -benchtime 1x -timeout 20m
 
 clean: ## remove what was built and downloaded
 	rm -rf bin .cache

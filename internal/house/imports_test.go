@@ -33,6 +33,7 @@ var arrows = map[string][]string{
 	"internal/pcap":          {},
 	"bench/pktbuf":           {"pktbuf"},
 	"bench/fastpath":         {},
+	"bench/queue":            {"userspace", "policy", "internal/testnet"},
 	"tests/netns":            {},
 }
 
