@@ -87,6 +87,13 @@ func constructing(packet []byte, size int) []*measurement {
 				}
 			}
 		}},
+		{name: "  of each: Init and an empty call", size: size, run: func(n int) {
+			for range n {
+				if view.Init(pktbuf.IPv4, packet, nil) != nil || emptyCall(&view) != pktbuf.IPv4 {
+					panic(failed)
+				}
+			}
+		}},
 		{name: "  of it: Parse", size: size, run: func(n int) {
 			view.Init(pktbuf.IPv4, packet, nil)
 			for range n {
