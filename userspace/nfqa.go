@@ -15,11 +15,23 @@ const (
 	nfqaTimestamp  = 4
 	nfqaInDev      = 5
 	nfqaOutDev     = 6
+	nfqaPhysInDev  = 7
+	nfqaPhysOutDev = 8
+	nfqaHWAddr     = 9
 	nfqaPayload    = 10
 	nfqaCT         = 11
 	nfqaCTInfo     = 12
 	nfqaCapLen     = 13
 	nfqaSkbInfo    = 14
+	nfqaUID        = 16
+	nfqaGID        = 17
+	nfqaSecCtx     = 18
+	nfqaVLAN       = 19
+	nfqaL2Hdr      = 20
+	nfqaPriority   = 21
+
+	vlanProto = 1 // nested in nfqaVLAN
+	vlanTCI   = 2
 )
 
 // hookLocalIn is the input hook (NF_INET_LOCAL_IN).
@@ -93,6 +105,16 @@ type packet struct {
 	ctInfo  uint32 // the packet's state in its conntrack entry
 	ct      []byte // the entry's attributes, nil where there is none
 	payload []byte // inside the received message
+
+	// What only readers of their own look at. Slices are inside the message.
+	physIn, physOut uint32
+	priority        uint32
+	uid, gid        uint32
+	hasUser         bool // uid is set
+	hwAddr          []byte
+	link            []byte
+	secCtx          []byte
+	vlan            []byte // nested attributes
 }
 
 // parse reads the attributes of a packet message where they lie. After an error
@@ -153,6 +175,8 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 	case nfqaCT:
 		p.ct = v
 		return nil
+	case nfqaHWAddr, nfqaSecCtx, nfqaVLAN, nfqaL2Hdr:
+		return p.link2(typ, v)
 	case nfqaTimestamp:
 		if len(v) < 16 {
 			return errAttributes
@@ -175,6 +199,16 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 		to = &p.ctInfo
 	case nfqaSkbInfo:
 		to = &p.skbInfo
+	case nfqaPhysInDev:
+		to = &p.physIn
+	case nfqaPhysOutDev:
+		to = &p.physOut
+	case nfqaPriority:
+		to = &p.priority
+	case nfqaUID:
+		to, p.hasUser = &p.uid, true
+	case nfqaGID:
+		to = &p.gid
 	default:
 		// One that is not needed, or that a newer kernel has.
 		return nil
@@ -183,6 +217,25 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 		return errAttributes
 	}
 	*to = binary.BigEndian.Uint32(v)
+	return nil
+}
+
+// link2 reads what is not a number.
+func (p *packet) link2(typ uint16, v []byte) error {
+	switch typ {
+	case nfqaHWAddr:
+		// struct nfqnl_msg_packet_hw: length, padding, 8 bytes.
+		if len(v) < 4 || int(binary.BigEndian.Uint16(v)) > len(v)-4 {
+			return errAttributes
+		}
+		p.hwAddr = v[4 : 4+binary.BigEndian.Uint16(v)]
+	case nfqaSecCtx:
+		p.secCtx = v
+	case nfqaVLAN:
+		p.vlan = v
+	case nfqaL2Hdr:
+		p.link = v
+	}
 	return nil
 }
 

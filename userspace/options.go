@@ -1,6 +1,9 @@
 // Package userspace is the half of hybridfw that judges what the kernel half is
 // not certain about: it reads packets from netfilter queues into its own memory,
 // inspects them there, sends the verdicts, and hands each flow's decision back.
+//
+// A Stage judges by a policy. A program that only wants a queue has a Queue, and judges
+// by a function of its own.
 package userspace
 
 import (
@@ -136,6 +139,11 @@ func (o Options) withDefaults() (Options, error) {
 	case int(o.Queue)+o.Queues > 1<<16:
 		return o, fmt.Errorf("queues %d to %d: the last queue number is 65535", o.Queue, int(o.Queue)+o.Queues-1)
 	}
+	return o.sized()
+}
+
+// sized fills in sizes and the log.
+func (o Options) sized() (Options, error) {
 	for _, f := range []struct {
 		name        string
 		value       *int

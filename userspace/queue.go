@@ -54,6 +54,7 @@ type queueOptions struct {
 	length       int
 	socketBuffer int
 	failOpen     bool
+	users        bool // whose socket has sent a packet is asked for
 }
 
 // openQueue binds the queue in the network namespace of the calling thread. It
@@ -151,6 +152,9 @@ func configure(con *netlink.Conn, o queueOptions) error {
 	if o.failOpen {
 		flags |= nfqueue.NfQaCfgFlagFailOpen
 	}
+	if o.users {
+		flags |= nfqueue.NfQaCfgFlagUIDGid | nfqueue.NfQaCfgFlagSecCx
+	}
 	err := configureFlags(con, o, flags)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		// Only the conntrack flag can be unknown to the kernels that run this.
@@ -160,7 +164,7 @@ func configure(con *netlink.Conn, o queueOptions) error {
 }
 
 func configureFlags(con *netlink.Conn, o queueOptions, flags uint32) error {
-	known := uint32(nfqueue.NfQaCfgFlagGSO | nfqueue.NfQaCfgFlagFailOpen | nfqueue.NfQaCfgFlagConntrack)
+	known := flags | nfqueue.NfQaCfgFlagGSO | nfqueue.NfQaCfgFlagFailOpen | nfqueue.NfQaCfgFlagConntrack
 	// One message, so that no packet is queued to a half-configured queue.
 	data, err := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: cfgCmd, Data: []byte{cmdBind, 0, 0, 0}},

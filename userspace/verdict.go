@@ -14,18 +14,29 @@ import (
 const (
 	nfDrop   = 0
 	nfAccept = 1
+	nfQueue  = 3
+	nfRepeat = 4
 )
 
 // verdict is what is done with one packet.
 type verdict struct {
-	accept  bool
-	mark    uint32 // the packet's whole new mark; accepted packets only
-	payload []byte // the changed packet, nil to leave it as it is
+	accept   bool
+	keepMark bool   // mark says nothing
+	mark     uint32 // the packet's whole new mark; accepted packets only
+	code     uint32 // NF_REPEAT or NF_QUEUE in place of NF_ACCEPT, 0 for that
+	more     []byte // further attributes; alone in its message
+	payload  []byte // the changed packet, nil to leave it as it is
 }
 
+// alone reports whether no other packet can have the same verdict.
+func (v *verdict) alone() bool { return v.payload != nil || v.more != nil || v.code != 0 }
+
+// moreMax is the most that further attributes take, see Verdict.attributes.
+const moreMax = 128
+
 // verdictLen is the most a verdict takes beside its payload: headers, verdict,
-// mark, the payload's attribute header and its padding.
-const verdictLen = nlHeaderLen + nfHeaderLen + 12 + 8 + attrHeader + 3
+// mark, further attributes, the payload's attribute header and its padding.
+const verdictLen = nlHeaderLen + nfHeaderLen + 12 + 8 + moreMax + attrHeader + 3
 
 // verdicts collects verdicts and sends them in one go, as one netlink message
 // each or, for a run of equal ones, as one for all. The kernel takes them in
@@ -57,8 +68,8 @@ func newVerdicts(q *queue, most int) *verdicts {
 // come in the order the kernel gave them: the verdict on a run is on all packets
 // up to its last.
 func (vs *verdicts) add(id uint32, v verdict) error {
-	if v.payload == nil {
-		if vs.run > 0 && v.accept == vs.runWhat.accept && v.mark == vs.runWhat.mark {
+	if !v.alone() {
+		if vs.run > 0 && v.accept == vs.runWhat.accept && v.mark == vs.runWhat.mark && v.keepMark == vs.runWhat.keepMark {
 			vs.run++
 			vs.runLast = id
 			return nil
@@ -95,8 +106,11 @@ func (vs *verdicts) put(id uint32, kind uint16, v verdict) {
 	n := nlHeaderLen + nfHeaderLen + 12
 	what := uint32(nfDrop)
 	if v.accept {
-		what = nfAccept
-		n += 8
+		what = max(nfAccept, v.code)
+		n += len(v.more)
+		if !v.keepMark {
+			n += 8
+		}
 	}
 	if v.payload != nil {
 		n += attrHeader + align4(len(v.payload))
@@ -113,9 +127,12 @@ func (vs *verdicts) put(id uint32, kind uint16, v verdict) {
 	b = binary.BigEndian.AppendUint32(b, what)
 	b = binary.BigEndian.AppendUint32(b, id)
 	if v.accept {
-		b = binary.NativeEndian.AppendUint16(b, 8)
-		b = binary.NativeEndian.AppendUint16(b, nfqaMark)
-		b = binary.BigEndian.AppendUint32(b, v.mark)
+		if !v.keepMark {
+			b = binary.NativeEndian.AppendUint16(b, 8)
+			b = binary.NativeEndian.AppendUint16(b, nfqaMark)
+			b = binary.BigEndian.AppendUint32(b, v.mark)
+		}
+		b = append(b, v.more...)
 	}
 	if v.payload != nil {
 		// The attribute's length leaves padding out, the message's does not.

@@ -39,6 +39,7 @@ type mmsghdr struct {
 type worker struct {
 	q        *queue
 	judge    *judge
+	reads    *reads // in place of judge, for a Queue
 	verdicts *verdicts
 	tally    tally
 	order    atomic.Int32
@@ -57,6 +58,14 @@ type worker struct {
 
 // newWorker allocates all that the worker will ever need.
 func newWorker(q *queue, o *Options) *worker {
+	w := newReceiver(q)
+	w.judge = newJudge(o, &w.tally)
+	w.book.Store(w.judge.book)
+	return w
+}
+
+// newReceiver is a worker that only lacks somebody who judges.
+func newReceiver(q *queue) *worker {
 	w := &worker{
 		q:        q,
 		book:     new(atomic.Pointer[book]),
@@ -64,8 +73,6 @@ func newWorker(q *queue, o *Options) *worker {
 		arena:    make([]byte, batch*slotLen),
 		start:    time.Now(),
 	}
-	w.judge = newJudge(o, &w.tally)
-	w.book.Store(w.judge.book)
 	for i := range w.msgs {
 		w.iov[i].Base = &w.arena[i*slotLen]
 		w.iov[i].SetLen(slotLen)
@@ -220,6 +227,9 @@ func (w *worker) handlePacket(body []byte, cut, shared bool) error {
 	if shared {
 		// Another message lies behind: no room to grow into.
 		p.payload = p.payload[:len(p.payload):len(p.payload)]
+	}
+	if w.reads != nil {
+		return w.verdicts.add(p.id, w.reads.verdict(p, &w.tally, err != nil || cut))
 	}
 	return w.verdicts.add(p.id, w.judge.verdict(p, err != nil || cut))
 }

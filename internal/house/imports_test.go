@@ -34,6 +34,7 @@ var arrows = map[string][]string{
 	"bench/pktbuf":           {"pktbuf"},
 	"bench/fastpath":         {},
 	"bench/queue":            {"userspace", "policy", "internal/testnet"},
+	"examples/queue":         {"userspace"},
 	"tests/netns":            {},
 }
 
