@@ -18,7 +18,11 @@ import (
 // read is a reader in Go: it binds the queue, says so, and for each number on its input
 // judges as many packets and prints what that took of the processor, in microseconds.
 func read(name string) error {
-	bind := map[string]func() (*source, error){readers[1]: bindStage, readers[2]: bindGoNFQueue}[name]
+	bind := map[string]func() (*source, error){
+		readers[1]: bindStage, readers[2]: bindGoNFQueue,
+		changers[2]: func() (*source, error) { return bindQueue(false) },
+		changers[3]: func() (*source, error) { return bindQueue(true) },
+	}[name]
 	if bind == nil {
 		return fmt.Errorf("no reader is called %q", name)
 	}
@@ -87,6 +91,33 @@ func bindStage() (*source, error) {
 		}
 	}
 	return &source{run: run, judged: func() uint64 { return stage.Stats().Received }}, nil
+}
+
+// bindQueue is a userspace.Queue, whose function changes a byte of each payload or none.
+func bindQueue(change bool) (*source, error) {
+	q, err := userspace.Bind(queueNumber, userspace.QueueOptions{Length: 1 << 17, SocketBuffer: 256 << 20})
+	if err != nil {
+		return nil, err
+	}
+	judge := func(p *userspace.Packet) userspace.Verdict {
+		if change {
+			if p.View.Parse() != nil {
+				return userspace.Verdict{}
+			}
+			other := [1]byte{p.View.Payload()[0] ^ 1}
+			if p.View.ReplacePayload(0, 1, other[:]) != nil {
+				return userspace.Verdict{}
+			}
+		}
+		return userspace.Verdict{Action: userspace.Accept}
+	}
+	run := func() {
+		if err := q.Serve(judge); err != nil {
+			slog.Error("the queue ended", "err", err)
+			os.Exit(1)
+		}
+	}
+	return &source{run: run, judged: func() uint64 { return q.Counters().Received }}, nil
 }
 
 // bindGoNFQueue is go-nfqueue with its own receive loop.
