@@ -321,7 +321,8 @@ func (v *Verdict) attributes(b []byte) []byte {
 		b = binary.NativeEndian.AppendUint16(b, 0)
 		b = binary.NativeEndian.AppendUint16(b, nfqaCT|nested)
 		if v.ConnMarkMask != 0 {
-			number(ctaMark, v.ConnMark)
+			// The kernel clears what is under the mask, and changes all bits of the mark.
+			number(ctaMark, v.ConnMark&v.ConnMarkMask)
 			number(ctaMarkMask, v.ConnMarkMask)
 		}
 		if v.LabelsMask != [16]byte{} {

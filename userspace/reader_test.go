@@ -200,20 +200,23 @@ func TestQueueSetsThePriority(t *testing.T) {
 
 // TestQueueSetsTheConnectionsMark under its mask, where the packet has a conntrack entry.
 func TestQueueSetsTheConnectionsMark(t *testing.T) {
-	testnet.SkipUnlessGuest(t, "conntrack entries beside queued packets")
 	// A rule that asks for conntrack switches it on.
+	var has atomic.Bool
 	count := behind(t, &expr.Ct{Key: expr.CtKeyMARK, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0x00, 0x12, 0, 0}})
 	mustServe(t, QueueOptions{}, func(p *Packet) Verdict {
 		v := accepted()
-		if attributes, _ := p.Conntrack(); attributes == nil {
-			t.Error("the packet has no conntrack entry")
-		}
+		attributes, _ := p.Conntrack()
+		has.Store(attributes != nil)
 		v.ConnMark, v.ConnMarkMask = 0xab12cd, 0x00ff00
 		return v
 	})
 	s := mustSink(t, "127.0.0.1:0")
 	mustWrite(t, mustDial(t, "udp", s.addr, markOf(0)), []byte("x"))
-	if _, _, ok := s.next(t, 5*time.Second); !ok || count() != 1 {
+	_, _, ok := s.next(t, 5*time.Second)
+	if ok && !has.Load() {
+		testnet.SkipUnlessGuest(t, "conntrack entries beside queued packets")
+	}
+	if !ok || count() != 1 {
 		t.Errorf("arrived %v, %d packets have the connection's mark", ok, count())
 	}
 }
