@@ -176,7 +176,7 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 		p.ct = v
 		return nil
 	case nfqaHWAddr, nfqaSecCtx, nfqaVLAN, nfqaL2Hdr:
-		return p.link2(typ, v)
+		return p.text(typ, v)
 	case nfqaTimestamp:
 		if len(v) < 16 {
 			return errAttributes
@@ -220,8 +220,8 @@ func (p *packet) attribute(typ uint16, v []byte) error {
 	return nil
 }
 
-// link2 reads what is not a number.
-func (p *packet) link2(typ uint16, v []byte) error {
+// text reads an attribute that is not a number.
+func (p *packet) text(typ uint16, v []byte) error {
 	switch typ {
 	case nfqaHWAddr:
 		// struct nfqnl_msg_packet_hw: length, padding, 8 bytes.
