@@ -226,6 +226,20 @@ func TestStepsOnProtocols(t *testing.T) {
 	}
 }
 
+// TestPiecesOfAStreamBeginNothing: bytes in the middle of a decided flow that look like
+// the beginning of another protocol are no new connection.
+func TestPiecesOfAStreamBeginNothing(t *testing.T) {
+	w := newTester(t, "", tlsRule)
+	if !w.judged(t, 0, tcpPacket(1, hello(sni("good.example")))) {
+		t.Fatal("the hello was dropped")
+	}
+	for name, c := range firstOverTCP(t) {
+		if !w.judged(t, 0, tcpPacket(1000, c.b)) || len(w.decisions) != 1 || len(w.sightings) != 1 {
+			t.Errorf("%s: %+v %+v", name, w.decisions, w.sightings)
+		}
+	}
+}
+
 func FuzzFirstBytes(f *testing.F) {
 	for _, c := range firstOverTCP(f) {
 		f.Add(c.b)

@@ -98,7 +98,10 @@ func (j *judge) beginsAgain(f *flow, seq uint32, payload []byte) bool {
 	}
 	// Handshake bytes only: the accepted flow's own next flight may begin with
 	// other records, and is more of nothing.
-	_, got := j.look(payload)
+	in, got := j.look(payload)
+	if _, weak := in.(*firstBytes); weak {
+		return false // a few bytes of anything may look like these
+	}
 	return got == sawNames || got != sawNone && payload[0] == tlsHandshake
 }
 
