@@ -78,8 +78,8 @@ func (s *Step) match(seen *Sight) bool {
 		(s.Direction == 0 || (s.Direction == DirectionResponse) == seen.Response)
 }
 
-// hasCondition tells whether the step does not match everything.
-func (s *Step) hasCondition() bool {
+// HasCondition tells whether the step does not match everything.
+func (s *Step) HasCondition() bool {
 	return s.AsksForHello() || s.AsksForQuestion() || s.AsksForRequest() || !s.List.Any() || s.L7 != 0 || s.Direction != 0
 }
 
@@ -181,7 +181,7 @@ func (p *reader) readSteps(r *Rule, n *node) {
 		if decided != "" {
 			p.warnf(item.pos, "%s can never match: %s before it decides everything", item.path(), decided)
 		}
-		if !s.hasCondition() && values["action"] != nil && decided == "" {
+		if !s.HasCondition() && values["action"] != nil && decided == "" {
 			decided = item.path()
 		}
 		r.Steps = append(r.Steps, s)

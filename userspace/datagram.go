@@ -91,6 +91,15 @@ func (j *judge) gathered(rule *policy.Rule, f *flow, in datagrams, b []byte) (po
 		}
 		r := j.steps(rule, in, got)
 		j.report(&r, in, saw, queued)
+		if _, quic := in.(*quicInspector); !quic && r.acceptsAnything(rule) && asksForContent(rule) {
+			// It may be there for a server that will ignore it, in front of what is
+			// to be denied. Of a QUIC hello that is believed: it takes keys to make.
+			if f != nil {
+				j.flows.streams.close(f.stream)
+				f.stream = 0
+			}
+			return j.waitUDP(rule, f, &r)
+		}
 		return j.decide(f, 0, r.action, r.reason)
 	case sawMalformed:
 		return j.decide(f, 0, j.policy.Failure.Malformed, ReasonMalformed)

@@ -15,6 +15,11 @@ type ruling struct {
 	log    bool
 }
 
+// acceptsAnything reports whether a step accepts that asks for nothing in particular.
+func (r *ruling) acceptsAnything(rule *policy.Rule) bool {
+	return r.action == policy.ActionAccept && r.step >= 0 && !rule.Steps[r.step].HasCondition()
+}
+
 // strictness orders actions: of several names the strictest ruling holds.
 func strictness(a policy.Action) int {
 	switch a {

@@ -67,6 +67,12 @@ func (j *judge) dnsSegment(rule *policy.Rule, f *flow, seq uint32, payload []byt
 	if err := j.dnsTaken(f, used, b); err != nil {
 		return j.unkept(rule, f, f.seq, err)
 	}
+	// Only now is it known that all of them pass.
+	for b = b[:used]; len(b) > 0; {
+		end := 2 + int(binary.BigEndian.Uint16(b))
+		j.learnFrom(rule, &all, b[2:end])
+		b = b[end:]
+	}
 	return all.action, all.reason
 }
 
@@ -91,7 +97,6 @@ func (j *judge) dnsMessages(rule *policy.Rule, b []byte) (all ruling, used int, 
 		if got == sawNames {
 			j.report(&r, j.dns, msg, 1)
 		}
-		j.learnFrom(rule, &r, msg)
 		if all.action == policy.ActionNone || strictness(r.action) > strictness(all.action) {
 			all = r
 		}

@@ -82,7 +82,11 @@ func (d *dtlsInspector) gather(j *judge, f *flow, b []byte) (*flow, []byte, outc
 		if p.total > tlsHelloMax || p.at+len(p.data) > p.total {
 			return f, nil, sawMalformed, nil
 		}
-		if len(p.data) == p.total {
+		kept := f != nil && f.stream != 0 && f.seq == uint32(p.sequence)
+		if kept && f.begin != uint32(p.total) {
+			return f, nil, sawMalformed, nil // two lengths: which one the server believes, nobody knows
+		}
+		if len(p.data) == p.total && !kept {
 			return f, p.data, d.inspect(p.data), nil
 		}
 		if f == nil {
@@ -90,12 +94,12 @@ func (d *dtlsInspector) gather(j *judge, f *flow, b []byte) (*flow, []byte, outc
 				return nil, nil, sawMore, errNoRoom
 			}
 		}
-		if f.stream != 0 && f.seq != uint32(p.sequence) {
+		if f.stream != 0 && !kept {
 			// With the cookie that the server has sent it begins anew.
 			j.flows.streams.close(f.stream)
 			f.stream = 0
 		}
-		f.seq = uint32(p.sequence)
+		f.seq, f.begin = uint32(p.sequence), uint32(p.total)
 		if err := j.flows.keep(f, p.at, p.data, j.now); err != nil {
 			return f, nil, sawMore, err
 		}

@@ -74,6 +74,15 @@ func TestDTLS(t *testing.T) {
 			t.Errorf("%s: saw %+v", name, w.sightings)
 		}
 	}
+	// Two lengths of one hello, and a whole one that differs from its beginning.
+	front := len(bad) - 1504 - len(sni("www.bad.example")) - 2 // up to the extensions
+	good := dtlsBody(nil, sni("good.example"))
+	for name, second := range map[string][]byte{"shorter": dtlsRecord(0, bad[:front], 10, 20), "another": dtlsRecord(0, good, 0, len(good))} {
+		w := newTester(t, "", quicRule)
+		if !w.datagram(t, dtlsRecord(0, bad, 0, 700)) || w.datagram(t, second) || len(w.decisions) != 1 || w.decisions[0].Reason != ReasonMalformed {
+			t.Errorf("%s: %+v", name, w.decisions)
+		}
+	}
 	// Bytes that come twice and differ.
 	w := newTester(t, "", quicRule)
 	other := bytes.Clone(bad)

@@ -102,14 +102,29 @@ func firstBitTorrentUDP(b []byte) outcome {
 		bytes.HasPrefix(b, []byte("d")) && bytes.HasSuffix(b, []byte("1:y1:re")):
 		return sawNames
 	}
-	const utpHeader = 20
-	// ST_SYN of version 1: nothing was received yet, so there is neither a time
-	// difference nor a number to acknowledge.
-	if len(b) >= utpHeader && b[0] == 0x41 && b[1] <= 2 && binary.BigEndian.Uint32(b[8:]) == 0 &&
-		binary.BigEndian.Uint16(b[16:]) == 1 && binary.BigEndian.Uint16(b[18:]) == 0 {
+	if isUTPSyn(b) {
 		return sawNames
 	}
 	return sawNone
+}
+
+// isUTPSyn reports whether b is an ST_SYN of version 1. Nothing was received yet, so
+// there is neither a time difference nor a number to acknowledge, and nothing is sent
+// but extensions. Its own number is 1 in BEP 29, and any in libutp and libtorrent.
+func isUTPSyn(b []byte) bool {
+	const header = 20
+	if len(b) < header || b[0] != 0x41 || binary.BigEndian.Uint32(b[8:]) != 0 ||
+		binary.BigEndian.Uint32(b[12:]) == 0 || binary.BigEndian.Uint16(b[18:]) != 0 {
+		return false
+	}
+	next := b[1]
+	for b = b[header:]; next != 0; {
+		if next > 3 || len(b) < 2 || len(b) < 2+int(b[1]) {
+			return false
+		}
+		next, b = b[0], b[2+int(b[1]):]
+	}
+	return len(b) == 0
 }
 
 const (

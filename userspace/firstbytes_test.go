@@ -87,6 +87,9 @@ func firstOverUDP(tb testing.TB) map[string]struct {
 		"utp": {policy.L7BitTorrent, unhex(tb, `41 00 1234 # ST_SYN, connection
 			5f5e1000 00000000 # time, no difference yet
 			00100000 0001 0000 # window, number 1, none to acknowledge`)},
+		"utp, any number": {policy.L7BitTorrent, unhex(tb, `41 00 1234 5f5e1000 00000000 00100000 9c3b 0000`)},
+		"utp, extension": {policy.L7BitTorrent, unhex(tb, `41 02 1234 5f5e1000 00000000 00100000 9c3b 0000
+			00 08 0000000000000000 # no further one, 8 bytes`)},
 	}
 }
 
@@ -160,6 +163,9 @@ func TestOtherFirstBytes(t *testing.T) {
 		"stun, wrong length":     unhex(t, `0001 0004 2112a442 0102030405060708090a0b0c`),
 		"openvpn, acknowledges":  slices.Concat([]byte{openVPNReset2}, zeros(8), []byte{1}, zeros(4)),
 		"ntp":                    slices.Concat([]byte{0x23, 0, 6, 0x20}, zeros(44)),
+		"utp with data":          unhex(t, `41 00 1234 5f5e1000 00000000 00100000 9c3b 0000 00`),
+		"utp, cut extension":     unhex(t, `41 02 1234 5f5e1000 00000000 00100000 9c3b 0000 00 08 00`),
+		"utp without a window":   unhex(t, `41 00 1234 5f5e1000 00000000 00000000 9c3b 0000`),
 		"one byte":               {1},
 		"empty":                  {},
 	} {
@@ -265,4 +271,49 @@ func FuzzFirstBytes(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestADatagramForNobodyDecidesNothing: one that a name's server ignores, in front of
+// a hello that is denied.
+func TestADatagramForNobodyDecidesNothing(t *testing.T) {
+	bad := dtlsBody([]byte("cookie"), sni("a.bad.example"))
+	good := dtlsBody(nil, sni("good.example"))
+	strays := map[string][]byte{
+		"a hello":                  dtlsRecord(0, good, 0, len(good)),
+		"a hello out of its order": dtlsRecord(9, good, 0, len(good)),
+	}
+	for name, c := range firstOverUDP(t) {
+		strays[name] = c.b
+	}
+	hellos := map[string][]byte{
+		"dtls": dtlsRecord(1, bad, 0, len(bad)),
+		"quic": initial{version: quicVersion1, dcid: "original", frames: cryptoFrame(0, quicHello("a.bad.example", 300))}.seal(t),
+	}
+	for name, stray := range strays {
+		for kind, b := range hellos {
+			w := newTester(t, "", quicRule)
+			if !w.datagram(t, stray) || len(w.decisions) != 0 {
+				t.Errorf("%s: decided %+v", name, w.decisions)
+			}
+			if w.datagram(t, b) || len(w.decisions) != 1 || w.decisions[0].Action != policy.ActionDrop {
+				t.Errorf("%s in front of %s: %+v", name, kind, w.decisions)
+			}
+		}
+		// It is not asked for again once the budget is spent.
+		w := newTester(t, "", quicRule)
+		for range 6 {
+			w.datagram(t, stray)
+		}
+		if len(w.decisions) != 1 || w.decisions[0].Action != policy.ActionAccept {
+			t.Errorf("six times %s: %+v", name, w.decisions)
+		}
+		if m := w.judge.flows.streams; m.unused != len(m.chunks) {
+			t.Errorf("six times %s: memory is kept", name)
+		}
+	}
+	// A step that asks for the protocol means it.
+	w := newTester(t, "", strings.Replace(quicRule, "      - { action: accept }", "      - { proto_l7: stun, action: accept }", 1))
+	if !w.datagram(t, strays["stun"]) || len(w.decisions) != 1 || w.decisions[0].Action != policy.ActionAccept {
+		t.Errorf("STUN asked for: %+v", w.decisions)
+	}
 }

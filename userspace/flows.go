@@ -31,8 +31,8 @@ type flow struct {
 	action  policy.Action
 	rule    int32
 	mark    uint16 // the rule's number, once decided
-	seq     uint32 // TCP: where the stream's first bytes stand
-	begin   uint32 // TCP: where the whole stream begins, which may be long before
+	seq     uint32 // TCP: where the stream's first bytes stand; DTLS: the hello's number
+	begin   uint32 // TCP: where the whole stream begins, which may be long before; DTLS: the hello's length
 	stream  int32  // in flows.streams, 0 where nothing is kept
 	taken   int32  // bytes of the kept stream that have been judged
 	settled bool   // undecided, but nothing of it is waiting

@@ -1,8 +1,8 @@
 package userspace
 
 import (
-	"bytes"
 	"encoding/binary"
+	"strings"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -20,7 +20,8 @@ const (
 	http2EndHeaders   = 4 // flag
 	http2Padded       = 8 // flag
 	http2Priority     = 0x20
-	http2TableMax     = 4096 // of the client's HPACK table, until the server allows more
+	http2TableMax     = 4096    // of the client's HPACK table, until the server allows more
+	http2ListMax      = 1 << 16 // of a request's header, unpacked: one byte may stand for a field of 4 KiB
 )
 
 func init() { overTCP = append(overTCP, func() inspector { return new(http2Inspector) }) }
@@ -32,6 +33,7 @@ type http2Inspector struct {
 	sights []policy.Sight
 	given  int
 	block  []byte // a header block out of several frames
+	fields http2Request
 }
 
 func (h *http2Inspector) next() *policy.Sight {
@@ -48,7 +50,7 @@ func (h *http2Inspector) inspect(b []byte) outcome {
 		return got
 	}
 	b = b[len(http2Preface):]
-	decoder := hpack.NewDecoder(http2TableMax, nil)
+	decoder := hpack.NewDecoder(http2TableMax, h.fields.field)
 	decoder.SetMaxStringLength(httpLineMax)
 	for first := true; ; first = false {
 		f, rest, got := http2Frame(b)
@@ -124,53 +126,62 @@ func (h *http2Inspector) headers(decoder *hpack.Decoder, f http2Piece, rest []by
 		}
 		block = h.block
 	}
-	fields, err := decoder.DecodeFull(block)
-	if err != nil {
-		return nil, sawMalformed
-	}
-	return rest, h.request(fields)
+	return rest, h.request(decoder, block)
 }
 
-// request notes what a request says. A second :authority, or a Host that names
-// another one, must not go unnoticed.
-func (h *http2Inspector) request(fields []hpack.HeaderField) outcome {
-	seen := policy.Sight{Kind: policy.NameHost, L7: policy.L7HTTP2}
-	var authority, host []byte
-	authorities, hosts, pseudo := 0, 0, false
-	for _, f := range fields {
-		value := []byte(f.Value)
-		pseudo = pseudo || f.IsPseudo()
-		switch f.Name {
-		case ":authority":
-			authority = value
-			authorities++
-		case "host":
-			host = value
-			hosts++
-		case ":method":
-			seen.Method = value
-		case ":path":
-			seen.Path = value
-		case "user-agent":
-			seen.Agent = value
-		}
+// http2Request is what of a request's fields is of interest.
+type http2Request struct {
+	authority, host, method, path, agent string
+	authorities, hosts                   int
+	pseudo                               bool
+	size                                 uint32
+}
+
+func (r *http2Request) field(f hpack.HeaderField) {
+	r.size += f.Size()
+	r.pseudo = r.pseudo || f.IsPseudo()
+	switch f.Name {
+	case ":authority":
+		r.authority = f.Value
+		r.authorities++
+	case "host":
+		r.host = f.Value
+		r.hosts++
+	case ":method":
+		r.method = f.Value
+	case ":path":
+		r.path = f.Value
+	case "user-agent":
+		r.agent = f.Value
 	}
-	if !pseudo {
+}
+
+// request reads a header block and notes what it says. A second :authority, or a Host
+// that names another one, must not go unnoticed.
+func (h *http2Inspector) request(decoder *hpack.Decoder, block []byte) outcome {
+	r := &h.fields
+	*r = http2Request{}
+	if _, err := decoder.Write(block); err != nil || decoder.Close() != nil || r.size > http2ListMax {
+		return sawMalformed
+	}
+	if !r.pseudo {
 		return sawNames // a trailer
 	}
-	if authorities > 1 || hosts > 1 {
+	if r.authorities > 1 || r.hosts > 1 {
 		return sawMalformed
 	}
-	if authorities == 0 {
-		authority = host
-	} else if hosts > 0 && !bytes.EqualFold(authority, host) {
+	if r.authorities == 0 {
+		r.authority = r.host
+	} else if r.hosts > 0 && !strings.EqualFold(r.authority, r.host) {
 		return sawMalformed
 	}
-	name, ok := httpHost(make([]byte, 0, httpNameMax), authority)
+	name, ok := httpHost(make([]byte, 0, len(r.authority)), []byte(r.authority))
 	if !ok {
 		return sawMalformed
 	}
-	seen.Name, seen.Path = name, cleanPath(make([]byte, 0, httpPathMax), seen.Path)
-	h.sights = append(h.sights, seen)
+	// A path becomes no longer but by the first slash.
+	path := cleanPath(make([]byte, 0, min(httpPathMax, len(r.path)+2)), []byte(r.path))
+	h.sights = append(h.sights, policy.Sight{Kind: policy.NameHost, L7: policy.L7HTTP2, Name: name,
+		Path: path, Method: []byte(r.method), Agent: []byte(r.agent)})
 	return sawNames
 }

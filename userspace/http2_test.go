@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"bytes"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +113,31 @@ func TestHTTP2IsJudgedByItsAuthority(t *testing.T) {
 		s := newStreaming(t, "", rule, 1)
 		if !s.segment(t, 0, b[:40], 0) || s.segment(t, 40, b[40:], 0) != accept || len(s.decisions) != 1 || s.sightings[0].Kind != "http2" || s.sightings[0].Agent != "test" {
 			t.Errorf("%s: %+v %+v", host, s.decisions, s.sightings)
+		}
+	}
+}
+
+// TestHTTP2TakesLittleMemory: a byte may stand for a field of 4 KiB, and a frame of 11
+// bytes for a request.
+func TestHTTP2TakesLittleMemory(t *testing.T) {
+	block := slices.Concat([]byte{0x82, 0x84, 0x40, 1, 'x', 0x7f, 0xbd, 0x1d}, bytes.Repeat([]byte("v"), 0x7f+0x3d+0x1d<<7), bytes.Repeat([]byte{0xbe}, 12000))
+	fields, many := newHTTP2Client().settings(), newHTTP2Client().settings()
+	fields.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block, EndHeaders: true})
+	for id := uint32(1); many.b.Len() < 32<<10; id += 2 {
+		many.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: []byte{0x82, 0x84}, EndHeaders: true})
+	}
+	for name, c := range map[string]struct {
+		b    []byte
+		want outcome
+	}{"fields": {fields.b.Bytes(), sawMalformed}, "requests": {many.b.Bytes(), sawNames}} {
+		var in http2Inspector
+		in.inspect(c.b) // what is kept from packet to packet
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		got := in.inspect(c.b)
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; got != c.want || n > 1<<18 {
+			t.Errorf("%s: %v, %d bytes for %d", name, got, n, len(c.b))
 		}
 	}
 }

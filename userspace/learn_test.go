@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -204,5 +205,26 @@ func TestLearningDoesNotAllocate(t *testing.T) {
 	}
 	if l.tally.publish(); l.tally.snapshot().Learned == 0 {
 		t.Error("nothing was learned")
+	}
+}
+
+// TestNothingIsLearnedFromADroppedSegment: an answer in front of what is not let through.
+func TestNothingIsLearnedFromADroppedSegment(t *testing.T) {
+	query := dnsQuery("x.cdn.example", dnsmessage.TypeA)
+	answer := dnsAnswer(t, query, "x.cdn.example A 192.0.2.7 300")
+	for name, c := range map[string]struct {
+		b    []byte
+		want int
+	}{
+		"alone":                {framed(answer), 1},
+		"a denied name behind": {framed(answer, dnsQuery("denied.cdn.example", dnsmessage.TypeA)), 0},
+		"junk behind":          {framed(answer, bytes.Repeat([]byte{0xff}, 20)), 0},
+	} {
+		l := newLearning(t)
+		asked := l.sees(t, ipPacket(clientAddr, dnsAddr, &testnet.TCP{Seq: 1, Ack: 1, Flags: 0x18}, framed(query)))
+		passed := l.sees(t, ipPacket(dnsAddr, clientAddr, &testnet.TCP{Seq: 1, Ack: 1, Flags: 0x18}, c.b))
+		if !asked || passed != (c.want > 0) || len(l.learned) != c.want {
+			t.Errorf("%s: question passed %v, answer %v, learned %q", name, asked, passed, l.learned)
+		}
 	}
 }
